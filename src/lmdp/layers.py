@@ -1,0 +1,142 @@
+"""What "layer l" means, the same everywhere: in risk profiles, in private training, in audits.
+
+A layer is one module that owns trainable parameters, together with the normalisation modules that follow it.
+Layers come in execution order, so that the l-th number of a risk profile belongs to the l-th layer of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import torch.fx
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import parametrize
+
+ROOT = "(root)"
+"""Name of the layer made of parameters that the outermost module itself owns."""
+
+NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the layer map: who owns the parameters, and where the representation is read."""
+
+    name: str
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+    tap: str
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """The layers of a model in execution order; every trainable parameter is in exactly one of them."""
+
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> LayerMap:
+        """Read the layers off a model without running it on data.
+
+        Execution order is found by symbolic tracing; a model that cannot be traced (data-dependent control flow)
+        keeps the order in which its modules were registered. Frozen parameters belong to no layer.
+        A parameter tied between two modules belongs to the first that uses it.
+        """
+        groups: list[Layer] = []
+        seen: set[int] = set()
+        for module_name in _execution_order(model):
+            module = model.get_submodule(module_name)
+            names = _fresh_parameters(module_name, module, seen)
+            if not names:
+                continue
+            if isinstance(module, NORMS) and groups:
+                groups[-1] = _join(groups[-1], module_name, names)
+            else:
+                groups.append(Layer(module_name or ROOT, (module_name,), names, module_name))
+        return cls(tuple(groups))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(layer.name for layer in self.layers)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Parameter name → position of its layer."""
+        return {name: i for i, layer in enumerate(self.layers) for name in layer.parameters}
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    @overload
+    def __getitem__(self, at: int) -> Layer: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Layer, ...]: ...
+    def __getitem__(self, at: int | slice) -> Layer | tuple[Layer, ...]:
+        return self.layers[at]
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Whether a module reads the parameters of its children itself, so that it must be taken as one piece."""
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) or parametrize.is_parametrized(module)
+
+
+def owned_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters a module answers for: its own, or its whole subtree's if it is opaque."""
+    return module.named_parameters(recurse=is_opaque(module))
+
+
+def _join(layer: Layer, module_name: str, names: tuple[str, ...]) -> Layer:
+    return Layer(layer.name, (*layer.modules, module_name), layer.parameters + names, module_name)
+
+
+def _fresh_parameters(module_name: str, module: nn.Module, seen: set[int]) -> tuple[str, ...]:
+    names = []
+    for name, parameter in owned_parameters(module):
+        if parameter.requires_grad and id(parameter) not in seen:
+            seen.add(id(parameter))
+            names.append(f"{module_name}.{name}" if module_name else name)
+    return tuple(names)
+
+
+def _execution_order(model: nn.Module) -> list[str]:
+    """Names of all modules, those that symbolic tracing reaches first, in the order it reaches them."""
+    registered = [name for name, _ in model.named_modules()]
+    traced = [name for name in _traced_order(model) if name in set(registered)]
+    return list(dict.fromkeys([*traced, *registered]))
+
+
+def _traced_order(model: nn.Module) -> list[str]:
+    if is_opaque(model) or not any(True for _ in model.children()):
+        return []
+    try:
+        graph = _OrderTracer().trace(model)
+    except Exception:  # any model may refuse to be traced, for any reason: registration order is the documented answer
+        return []
+    order = []
+    for node in graph.nodes:
+        if node.op == "call_module":
+            order.append(str(node.target))
+        elif node.op == "get_attr":
+            order.append(str(node.target).rpartition(".")[0])
+    return order
+
+
+class _OrderTracer(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        childless = not any(True for _ in m.children())
+        return bool(childless or is_opaque(m) or super().is_leaf_module(m, module_qualified_name))
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> torch.fx.Graph:
+        training = {m: m.training for m in root.modules()}
+        try:
+            return super().trace(root, concrete_args)
+        finally:
+            for m, mode in training.items():
+                m.training = mode

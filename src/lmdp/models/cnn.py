@@ -1,0 +1,52 @@
+"""The shallow and the deep convolutional network of the paper's MNIST and CIFAR-10 experiments."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class SCNN(nn.Module):
+    """conv 16@8x8 stride 2, pool, conv 32@4x4 stride 2, pool, 32 units, classes. Four layers with parameters."""
+
+    def __init__(self, channels: int = 1, classes: int = 10, size: int = 28) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 8, stride=2, padding=3)
+        self.conv2 = nn.Conv2d(16, 32, 4, stride=2)
+        self.pool = nn.MaxPool2d(2, stride=1)
+        self.act = nn.ReLU()
+        side = ((size - 2) // 2 + 1) - 1
+        side = ((side - 4) // 2 + 1) - 1
+        if side < 1:
+            raise ValueError(f"S-CNN needs images of at least 14x14 pixels; size is {size}")
+        self.fc1 = nn.Linear(32 * side * side, 32)
+        self.fc2 = nn.Linear(32, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.act(self.conv1(x)))
+        x = self.pool(self.act(self.conv2(x)))
+        x = self.act(self.fc1(torch.flatten(x, 1)))
+        out: Tensor = self.fc2(x)
+        return out
+
+
+class DCNN(nn.Module):
+    """Eight 3x3 convolutions (32, 32, 64, 64, 128, 128, 256, classes), three average pools, spatial mean."""
+
+    def __init__(self, channels: int = 3, classes: int = 10) -> None:
+        super().__init__()
+        widths = [channels, 32, 32, 64, 64, 128, 128, 256]
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.head = nn.Conv2d(256, classes, 3, padding=1)
+        self.pool = nn.AvgPool2d(2)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            x = self.act(conv(x))
+            if i in (1, 3, 5):
+                x = self.pool(x)
+        out: Tensor = self.head(x).mean(dim=(2, 3))
+        return out

@@ -1,0 +1,51 @@
+"""Numbers about private gradients, for debugging and for reproducing figures. NOT PRIVATE: no noise is added.
+
+Off unless asked for. Publishing any of them voids the guarantee that the privacy statement makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+LABEL = "not private: computed from private gradients without noise; publishing it voids the guarantee"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step. `bias_norm` is ||mean clipped − mean raw gradient||; `weights` are those that were applied."""
+
+    bias_norm: float
+    clip_fraction: float
+    weights: tuple[float, ...] | None
+    mean_norms: tuple[float, ...]
+    examples: int
+    nonfinite_examples: int
+    raw_loss: float | None = None
+
+
+@dataclass
+class Diagnostics:
+    """The records of all steps so far."""
+
+    label: str = LABEL
+    steps: list[StepRecord] = field(default_factory=list)
+    _losses: list[float] = field(default_factory=list, repr=False)
+
+    def record_loss(self, loss: Tensor | float) -> None:
+        """Keep the raw loss of the coming step (the mean over its parts, if it has several)."""
+        self._losses.append(float(loss))
+
+    def add(self, record: StepRecord) -> None:
+        losses, self._losses = self._losses, []
+        self.steps.append(replace(record, raw_loss=sum(losses) / len(losses) if losses else None))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"label": self.label, "steps": [vars(record) for record in self.steps]}
+
+
+def clip_fraction(norms: Tensor, clip_norm: float) -> float:
+    """Share of examples whose whole gradient is longer than the clip norm."""
+    return float((norms.norm(dim=1) > clip_norm).double().mean()) if len(norms) else 0.0

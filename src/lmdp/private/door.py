@@ -1,0 +1,91 @@
+"""The door between the user's loop and the private step: `optimizer.step` and `optimizer.zero_grad`.
+
+The optimizer stays the user's object, of its own class. Its step first turns the last backward pass into released
+gradients, then runs as always. Without this door `.grad` stays empty, so nothing is ever trained without noise.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from lmdp.accounting import Ledger
+from lmdp.data import Feed
+from lmdp.private.step import PrivateStep
+
+
+class Door:
+    """Stands in front of one optimizer until `remove`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, step: PrivateStep, ledger: Ledger, feed: Feed | None) -> None:
+        self.optimizer = optimizer
+        self.step = step
+        self.ledger = ledger
+        self.feed = feed
+        self.foreign_steps = 0
+        self._private = {id(p) for p in step.tape.parameters.values()}
+        self._before = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
+        original_step, original_zero_grad = optimizer.step, optimizer.zero_grad
+
+        def private_step(_: torch.optim.Optimizer, closure: Any = None) -> Any:
+            return self._pass(original_step, closure)
+
+        def private_zero_grad(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            step.tape.discard()
+            original_zero_grad(*args, **kwargs)
+
+        # Bound methods, because learning-rate schedulers rebind `optimizer.step.__func__`.
+        vars(optimizer)["step"] = types.MethodType(private_step, optimizer)
+        vars(optimizer)["zero_grad"] = types.MethodType(private_zero_grad, optimizer)
+
+    def remove(self) -> None:
+        for name, before in self._before.items():
+            if before is None:
+                vars(self.optimizer).pop(name, None)
+            else:
+                vars(self.optimizer)[name] = before
+
+    def _pass(self, original_step: Any, closure: Any) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_parameters()
+        last = self._check_batch()
+        if last:
+            self.ledger.check_next()
+        self.step.absorb()
+        if last:
+            self.ledger.record_step()  # before anything is released: a crash from here on has been paid for
+            self.step.release()
+            original_step()
+        return loss
+
+    def _check_parameters(self) -> None:
+        """Nothing may have become trainable, or stopped being, since the privacy analysis was made."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if (id(p) in self._private) != p.requires_grad or (id(p) not in self._private and p.grad is not None):
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(p.shape)} was added to the optimizer, frozen or unfrozen after "
+                        "make_private: it would be trained without noise, or counted without being trained. Call "
+                        "engine.detach() and make_private again."
+                    )
+
+    def _check_batch(self) -> bool:
+        """Whether this step ends a batch; that the model saw what the loader handed out."""
+        if self.feed is None:
+            return True
+        handed, seen = self.feed.take(), self.step.tape.batch_size
+        if handed is None:
+            self.foreign_steps += 1
+            return True
+        if seen is not None and seen != handed.size:
+            raise RuntimeError(
+                f"the model was run on {seen} examples, but the data loader handed out {handed.size}: rows of the "
+                "batch would be mistaken for examples. Pass whole examples to the model, batch first; for several "
+                "views of an example call the model once per view."
+            )
+        return handed.last

@@ -1,0 +1,361 @@
+"""`PrivacyEngine`: make an ordinary PyTorch training loop private, and say what that promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lmdp.accounting import AccountantName, Ledger, Mechanism, PrivacyStatement, calibrate_noise
+from lmdp.data import Feed, PoissonLoader, poisson_loader, sample_rate_of
+from lmdp.layers import LayerMap
+from lmdp.private import weights as w
+from lmdp.private.clipping import clipping
+from lmdp.private.compatibility import check_model, check_optimizer
+from lmdp.private.diagnostics import Diagnostics
+from lmdp.private.door import Door
+from lmdp.private.noise import GaussianNoise, make_generator
+from lmdp.private.public import PublicProbe
+from lmdp.private.risk import error_rates_for
+from lmdp.private.step import PrivateStep
+from lmdp.private.tape import Tape
+
+Criterion = Callable[[Any, Any], Tensor]
+
+
+@dataclass
+class _Run:
+    """Everything one private training consists of."""
+
+    tape: Tape
+    step: PrivateStep
+    door: Door
+    ledger: Ledger
+    feed: Feed | None
+    standing_reasons: tuple[str, ...]
+    buffers: dict[str, tuple[int, int]]
+    expected_batch_size: float
+
+
+class PrivacyEngine:
+    """One engine makes one training private.
+
+        engine = lmdp.PrivacyEngine()
+        model, optimizer, loader = engine.make_private_with_epsilon(
+            module=model, optimizer=optimizer, data_loader=loader, method="lm", risk=profile,
+            target_epsilon=8, target_delta=1e-5, epochs=20, max_grad_norm=1.0)
+
+    The three come back as they were, except the loader, which is now Poisson-sampled; the training loop is unchanged.
+    """
+
+    def __init__(self, accountant: AccountantName = "rdp", secure_mode: bool = False) -> None:
+        if accountant not in ("rdp", "pld"):
+            raise ValueError(f"accountant is {accountant!r}; it must be 'rdp' or 'pld'")
+        if secure_mode:
+            raise ValueError(
+                "secure_mode=True (noise from a cryptographic generator) is not available yet. The default draws from "
+                "a generator whose whole state comes from the operating system's entropy."
+            )
+        self.accountant: AccountantName = accountant
+        self.diagnostics: Diagnostics | None = None
+        self._run: _Run | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        method: str = "lm",
+        risk: Any = None,
+        weights: str = "private",
+        emphasis: float = 1.0,
+        public_data: Any = None,
+        criterion: Criterion | None = None,
+        public_every: int = 10,
+        weight_budget: float = 0.01,
+        poisson_sampling: bool = True,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        max_physical_batch_size: int | None = None,
+        generic: Iterable[str] = (),
+        allow_unused: bool = False,
+        diagnostics: bool = False,
+        seed: int | None = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        """Attach to a model, its optimizer and its data; from the next `optimizer.step()` on, training is private.
+
+        method           dpsgd, autos, psac, perlayer, naive-perlayer, lm, lm-optimal
+        risk             per-layer error rates: a RiskProfile, a {layer: rate} mapping, or a sequence in layer order;
+                         None treats all layers alike
+        weights          where the layer weights of `lm` come from: private, public, fixed, or batch (not certified)
+        emphasis         r: how strongly the risk counts
+        public_data      (inputs, targets), a dataset or a data loader of public examples, for weights="public"
+        criterion        the loss on public data; cross entropy unless given
+        public_every     how many steps a set of public weights is used for
+        weight_budget    share of the privacy budget spent on the statistic behind weights="private"
+        loss_reduction   how the loss combines the examples of a batch. With class weights or ignore_index, a "mean"
+                         divides by a number that depends on other examples: use "sum" there
+        max_physical_batch_size
+                         hand batches out in parts of at most this many examples; optimizer.step() waits for the last
+        generic          names of modules whose whole subtree gets the generic per-example rule
+        allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
+        diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
+        seed             makes sampling and noise reproducible, and the run not certified
+        """
+        if self._run is not None:
+            raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
+        if Tape.is_attached_to(module):
+            raise RuntimeError("this model is already attached to a PrivacyEngine. Call detach() on that engine first.")
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction is {loss_reduction!r}; it must be 'mean' or 'sum'")
+        if max_physical_batch_size is not None and not poisson_sampling:
+            raise ValueError("max_physical_batch_size splits Poisson batches; it needs poisson_sampling=True")
+        check_model(module)
+        check_optimizer(module, optimizer)
+        rate, size = sample_rate_of(data_loader)
+        mechanism = Mechanism(float(noise_multiplier), rate)
+        layers = LayerMap.of(module)
+        method_clipping = clipping(method, clip_norm=float(max_grad_norm), layers=len(layers))
+        rates = error_rates_for(risk, layers)
+        _check_weights(method, weights, public_data)
+        sampling, noise = _generators(seed)
+        loader: DataLoader[Any] = data_loader
+        if poisson_sampling:
+            loader = poisson_loader(data_loader, generator=sampling, max_physical_batch_size=max_physical_batch_size)
+        optimal = method == "lm-optimal"
+        risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
+
+        tape = Tape(module, layers, generic_modules=generic)
+        try:
+            probe = PublicProbe(tape, public_data, criterion, method_clipping, optimal) if weights == "public" else None
+            source = _source(weights, risk_factors, optimal, probe, public_every, weight_budget)
+            self.diagnostics = Diagnostics() if diagnostics else None
+            step = PrivateStep(
+                tape,
+                method_clipping,
+                source if method_clipping.reweighted else None,
+                GaussianNoise(noise),
+                noise_multiplier=mechanism.noise_multiplier,
+                expected_batch_size=rate * size,
+                mean_loss=loss_reduction == "mean",
+                allow_unused=allow_unused,
+                keep_raw=optimal and weights == "batch",
+                diagnostics=self.diagnostics,
+            )
+        except BaseException:
+            tape.detach()
+            raise
+        feed = loader.feed if isinstance(loader, PoissonLoader) else None
+        ledger = Ledger(mechanism, self.accountant)
+        self._run = _Run(
+            tape=tape,
+            step=step,
+            door=Door(optimizer, step, ledger, feed),
+            ledger=ledger,
+            feed=feed,
+            standing_reasons=_standing_reasons(mechanism, step, poisson_sampling, seed),
+            buffers=_buffer_versions(module),
+            expected_batch_size=rate * size,
+        )
+        return module, optimizer, loader
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: float,
+        max_grad_norm: float,
+        **options: Any,
+    ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        """`make_private` with the smallest noise that keeps `epochs` passes over the loader within the target.
+
+        A step that would pass the target raises before it happens. `options` are those of `make_private`.
+        """
+        if "noise_multiplier" in options:
+            raise TypeError("make_private_with_epsilon computes noise_multiplier; leave it out, or use make_private")
+        rate, _ = sample_rate_of(data_loader)
+        steps = math.ceil(epochs * math.ceil(1 / rate - 1e-9) - 1e-9)
+        if steps < 1:
+            raise ValueError(f"epochs is {epochs}; it must be above 0")
+        sigma = calibrate_noise(
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            sample_rate=rate,
+            steps=steps,
+            accountant=self.accountant,
+        )
+        three = self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=sigma,
+            max_grad_norm=max_grad_norm,
+            **options,
+        )
+        ledger = self._attached.ledger
+        ledger.target_epsilon, ledger.target_delta, ledger.planned_steps = target_epsilon, target_delta, steps
+        return three
+
+    def detach(self) -> None:
+        """Make the model and the optimizer ordinary again. What was trained stays, and so does what it cost."""
+        run = self._attached
+        run.door.remove()
+        run.tape.detach()
+
+    @property
+    def steps(self) -> int:
+        """How many private steps have been made."""
+        return self._attached.ledger.steps
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self._attached.ledger.mechanism.noise_multiplier
+
+    @property
+    def layers(self) -> LayerMap:
+        return self._attached.tape.layers
+
+    @property
+    def layer_weights(self) -> tuple[float, ...] | None:
+        """The weights of the next step where they are already released: sources `private` and `fixed`."""
+        source = self._attached.step.source
+        return tuple(source.weights().tolist()) if source is not None and source.name in ("private", "fixed") else None
+
+    def get_epsilon(self, delta: float) -> float:
+        """The epsilon spent so far."""
+        return self._attached.ledger.epsilon(delta)
+
+    def privacy_statement(self, delta: float) -> PrivacyStatement:
+        """What the steps so far promise, whether that is certified, and what is not covered."""
+        run = self._attached
+        source = run.step.source
+        return PrivacyStatement(
+            epsilon=run.ledger.epsilon(delta),
+            delta=delta,
+            accountant=run.ledger.accountant,
+            sampling="not Poisson (fixed batches)" if run.feed is None else "Poisson",
+            noise_multiplier=run.ledger.mechanism.noise_multiplier,
+            sample_rate=run.ledger.mechanism.sample_rate,
+            expected_batch_size=run.expected_batch_size,
+            steps=run.ledger.steps,
+            clip_norm=run.step.clipping.clip_norm,
+            sensitivity=run.step.clipping.sensitivity,
+            method=run.step.clipping.name,
+            weight_source="none" if source is None else source.name,
+            reasons=(*run.standing_reasons, *_reasons_so_far(run)),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs besides model and optimizer: steps paid for, and the released weight statistic."""
+        run = self._attached
+        source = run.step.source
+        return {
+            "identity": _identity(run),
+            "steps": run.ledger.steps,
+            "source": source.state() if source else {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the run that `state` was taken from; refuses one with other privacy parameters."""
+        run = self._attached
+        mine, theirs = _identity(run), dict(state["identity"])
+        if mine != theirs:
+            differing = {k: (theirs.get(k), mine.get(k)) for k in {*mine, *theirs} if theirs.get(k) != mine.get(k)}
+            raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
+        run.ledger.steps = int(state["steps"])
+        if run.step.source is not None:
+            run.step.source.restore(dict(state["source"]))
+
+    @property
+    def _attached(self) -> _Run:
+        if self._run is None:
+            raise RuntimeError("this engine is not attached to a training yet. Call make_private first.")
+        return self._run
+
+
+def _check_weights(method: str, weights: str, public_data: Any) -> None:
+    if weights not in w.SOURCES:
+        raise ValueError(f"weights is {weights!r}; it must be one of {', '.join(w.SOURCES)}")
+    if method == "lm-optimal" and weights not in ("public", "batch"):
+        raise ValueError(
+            f"method 'lm-optimal' with weights={weights!r}: bias-optimal weights are computed from gradients. Use "
+            "weights='public' with public_data (certified) or weights='batch' (the paper's, not certified)."
+        )
+    if weights == "public" and public_data is None:
+        raise ValueError("weights='public' needs public_data: (inputs, targets), a dataset or a data loader")
+
+
+def _source(
+    name: str, risk: Tensor, optimal: bool, probe: PublicProbe | None, every: int, share: float
+) -> w.WeightSource:
+    base: w.Base = w.optimal_base if optimal else w.mean_ratio
+    if probe is not None:
+        return w.Public(risk, base=base, measure=probe, every=every)
+    if name == "private":
+        return w.Private(risk, share=share)
+    return w.Batch(risk, base=base) if name == "batch" else w.Fixed(risk)
+
+
+def _generators(seed: int | None) -> tuple[torch.Generator, torch.Generator]:
+    """For sampling and for noise; never the same stream."""
+    if seed is None:
+        return make_generator(None), make_generator(None)
+    return make_generator(2 * seed), make_generator(2 * seed + 1)
+
+
+def _standing_reasons(mechanism: Mechanism, step: PrivateStep, poisson: bool, seed: int | None) -> tuple[str, ...]:
+    reasons = []
+    if step.source is not None and step.source.reads_private_batch:
+        reasons.append(w.BATCH_REASON)
+    if not poisson:
+        reasons.append("batches are not Poisson-sampled (poisson_sampling=False): the epsilon assumes that they are")
+    if mechanism.noise_multiplier == 0:
+        reasons.append("no noise is added (noise_multiplier=0)")
+    if seed is not None:
+        reasons.append(f"the seed is fixed ({seed}): whoever knows it can subtract the noise")
+    return tuple(reasons)
+
+
+def _reasons_so_far(run: _Run) -> Sequence[str]:
+    reasons = []
+    if run.door.foreign_steps:
+        reasons.append(
+            f"{run.door.foreign_steps} of {run.ledger.steps} steps used batches that did not come from the data loader "
+            "that make_private returned"
+        )
+    if run.feed is not None and run.feed.skipped_empty:
+        reasons.append(
+            f"{run.feed.skipped_empty} empty batches were skipped: an empty batch must be stepped like any other"
+        )
+    now = _buffer_versions(run.tape.model)
+    if changed := [name for name in now if now[name] != run.buffers.get(name)]:
+        reasons.append(f"buffers {changed} changed during training; they are saved with the model and have no noise")
+    return reasons
+
+
+def _buffer_versions(module: nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: (id(buffer), buffer._version) for name, buffer in module.named_buffers()}
+
+
+def _identity(run: _Run) -> dict[str, Any]:
+    mechanism, step = run.ledger.mechanism, run.step
+    return {
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sample_rate": mechanism.sample_rate,
+        "clip_norm": step.clipping.clip_norm,
+        "method": step.clipping.name,
+        "weight_source": "none" if step.source is None else step.source.name,
+        "layers": list(run.tape.layers.names),
+        "accountant": run.ledger.accountant,
+    }

@@ -1,0 +1,65 @@
+"""The per-example gradients of one batch, held as cheaply as possible: never as one [B, parameters] matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmdp.layers import LayerMap
+from lmdp.private.rules import Piece
+from lmdp.private.rules.pieces import zero_rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """The piece of one module. `names`: the module's own parameter names → names in the model."""
+
+    names: dict[str, str]
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """All parts of one backward pass. `shared`: gradients [B, *shape] of parameters that were used more than once."""
+
+    batch_size: int
+    parts: list[Part]
+    shared: dict[str, Tensor]
+    unreached: list[str]
+
+    def squared_norms(self, layers: LayerMap) -> Tensor:
+        """[B, L]."""
+        columns: list[Tensor | None] = [None] * len(layers)
+
+        def add(name: str, column: Tensor) -> None:
+            at = layers.index[name]
+            before = columns[at]
+            columns[at] = column if before is None else before + column
+
+        for part in self.parts:
+            for own, column in part.piece.squared_norms.items():
+                add(part.names[own] if own else next(iter(part.names.values())), column)
+        for name, rows in self.shared.items():
+            add(name, rows.reshape(len(rows), -1).square().sum(1))
+        like = next((c for c in columns if c is not None), torch.zeros(self.batch_size))
+        return torch.stack([torch.zeros_like(like) if c is None else c for c in columns], dim=1)
+
+    def without(self, dropped: Tensor) -> Gradients:
+        """The same with these examples' gradients exactly zero."""
+        kept = [Part(part.names, part.piece.without(dropped)) for part in self.parts]
+        shared = {name: zero_rows(rows, dropped) for name, rows in self.shared.items()}
+        return Gradients(self.batch_size, kept, shared, self.unreached)
+
+    def weighted_sums(self, scales: Tensor, layers: LayerMap) -> dict[str, Tensor]:
+        """For every parameter, the sum over examples of scale[i, its layer] times the gradient."""
+        index = layers.index
+        sums: dict[str, Tensor] = {}
+        for part in self.parts:
+            columns = {own: scales[:, index[name]] for own, name in part.names.items()}
+            for own, value in part.piece.weighted_sum(columns).items():
+                sums[part.names[own]] = value
+        for name, rows in self.shared.items():
+            sums[name] = torch.tensordot(scales[:, index[name]].to(rows.dtype), rows, dims=1)
+        return sums

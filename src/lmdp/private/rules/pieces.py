@@ -1,0 +1,164 @@
+"""What a rule returns: one module's part of every example's gradient, without saying how it is held.
+
+A piece knows the squared norm of each example's part and can sum the parts under any per-example weights. Some hold
+the per-example gradients themselves (`Stored`), some only the layer's input and output gradient (`Factored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of one module: what the tape saw of it in the forward and in the backward pass."""
+
+    module: nn.Module
+    trainable: frozenset[str]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output_grads: tuple[Tensor, ...]
+    batch_size: int
+    rng_state: Tensor | None = None
+
+    @property
+    def input(self) -> Tensor:
+        """The one tensor that a plain layer takes."""
+        value = self.args[0] if self.args else self.kwargs["input"]
+        assert isinstance(value, Tensor)
+        return value
+
+    @property
+    def output_grad(self) -> Tensor:
+        return self.output_grads[0]
+
+
+class Piece(Protocol):
+    """Parameter names are relative to the module. B examples throughout."""
+
+    @property
+    def squared_norms(self) -> dict[str, Tensor]:
+        """Squared norms [B] of the examples' parts; keys are parameter names, or "" for all of them together."""
+        ...
+
+    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """sum_i scales[name][i] * gradient_i for every parameter, in the parameter's shape."""
+        ...
+
+    def per_example(self) -> dict[str, Tensor]:
+        """The gradients themselves, [B, *shape]: for parameters that are used more than once."""
+        ...
+
+    def without(self, dropped: Tensor) -> Piece:
+        """The same with the examples where `dropped` is true set to exactly zero."""
+        ...
+
+
+def _same(rows: Tensor) -> Tensor:
+    return rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Per-example gradients of one parameter, [B, D], in whatever order of D was cheap to make.
+
+    `restore` turns [..., D] into [..., *shape of the parameter].
+    """
+
+    values: Tensor
+    restore: Callable[[Tensor], Tensor] = _same
+
+    @classmethod
+    def of(cls, gradients: Tensor) -> Rows:
+        shape = gradients.shape[1:]
+        return cls(
+            gradients.reshape(len(gradients), shape.numel()),
+            lambda rows: rows.reshape((*rows.shape[:-1], *shape)),
+        )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Per-example gradients, kept. The norm and the sum are taken of the very same numbers."""
+
+    rows: dict[str, Rows]
+
+    @property
+    def squared_norms(self) -> dict[str, Tensor]:
+        return {k: torch.linalg.vector_norm(r.values, dim=1).square() for k, r in self.rows.items()}
+
+    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {k: r.restore(scales[k].to(r.values.dtype) @ r.values) for k, r in self.rows.items()}
+
+    def per_example(self) -> dict[str, Tensor]:
+        return {k: r.restore(r.values) for k, r in self.rows.items()}
+
+    def without(self, dropped: Tensor) -> Stored:
+        return Stored({k: Rows(zero_rows(r.values, dropped), r.restore) for k, r in self.rows.items()})
+
+
+@dataclass(frozen=True)
+class Factored:
+    """Layer input and output gradient, kept; the gradients are never formed.
+
+    `norms` were computed by a rule that does not form them either; `contract(x, g)` gives the summed gradient of a
+    batch, natively; `expand(x, g)` gives the per-example gradients, for the rare parameter that is used twice.
+    """
+
+    norms: Tensor
+    x: Tensor
+    g: Tensor
+    contract: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    expand: Callable[[Tensor, Tensor], Stored]
+
+    @property
+    def squared_norms(self) -> dict[str, Tensor]:
+        return {"": self.norms}
+
+    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        one_layer = next(iter(scales.values()))  # a plain module's parameters are in one layer
+        column = one_layer.to(self.g.dtype).view(-1, *[1] * (self.g.dim() - 1))
+        return self.contract(self.x, self.g * column)
+
+    def per_example(self) -> dict[str, Tensor]:
+        return self.expand(self.x, self.g).per_example()
+
+    def without(self, dropped: Tensor) -> Factored:
+        x, g = zero_rows(self.x, dropped), zero_rows(self.g, dropped)
+        return Factored(self.norms, x, g, self.contract, self.expand)
+
+
+def zero_rows(tensor: Tensor, dropped: Tensor) -> Tensor:
+    """A copy with the dropped examples exactly zero (a product with 0 would keep NaN and infinity)."""
+    return tensor.masked_fill(dropped.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
+
+def prefer_gram(*, positions: int, inputs: int, outputs: int, weights: int, batch_size: int) -> bool:
+    """Whether norms by Gram matrices of the positions beat forming the per-example weight gradients.
+
+    Gram: about positions² x (inputs + outputs) work, and x, g are kept. Forming: batch x weights numbers are written,
+    read for the norm and read again for the sum. The constants were fitted on CPU; the second line bounds memory.
+    """
+    cheap = positions**2 * (inputs + outputs + 300) < 30 * weights
+    return cheap or batch_size * weights > MOST_STORED
+
+
+MOST_STORED = 2**27
+"""Per-example gradients of one layer are formed only up to this many numbers."""
+
+
+def gram_squared_norms(gram_x: Tensor, gram_g: Tensor) -> Tensor:
+    """||sum_t g_t x_tᵀ||² = sum_tu (x_t·x_u)(g_t·g_u) for each example, from [B, T, T] Gram matrices; never too low.
+
+    The terms can cancel, and rounding of the large ones could then hide a norm. The error is at most a small multiple
+    of eps (sum_t |x_t||g_t|)²; adding that bound rounds the norm up, so the bound on a contribution survives
+    cancellation. Without cancellation it changes the norm by a few units of rounding per position.
+    """
+    products = (gram_x * gram_g).sum(dim=(1, 2))
+    lengths = (gram_x.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
+    return products.clamp(min=0) + 2 * torch.finfo(gram_x.dtype).eps * lengths.square()

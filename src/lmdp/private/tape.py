@@ -1,0 +1,361 @@
+"""One forward and one backward pass; what each layer took in and the gradient at what it gave out.
+
+While a module runs, its trainable parameters are kept out of the autograd graph: the backward pass computes gradients
+of activations only, and no weight gradient that mixes examples is ever formed. A tap on the module's output receives
+the output gradient and turns it, while it is in cache, into a *piece*: per-example norms and a promise of the sum.
+
+Nothing is stored on the model. Two process-wide module hooks look up, by weak reference, whether the module that is
+running belongs to a tape; copies, pickles and state dicts of the model are those of an ordinary model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from lmdp.layers import LayerMap, is_opaque, owned_parameters
+from lmdp.private.gradients import Gradients, Part
+from lmdp.private.rules import Piece, Rule, Use, generic, rule_for
+
+_OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Owner]] = weakref.WeakKeyDictionary()
+_ROOTS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tape]] = weakref.WeakKeyDictionary()
+
+
+class Owner:
+    """A module whose trainable parameters are handled by one rule."""
+
+    def __init__(self, tape: Tape, name: str, module: nn.Module, parameters: dict[str, nn.Parameter], rule: Rule):
+        self.tape = tape
+        self.name = name
+        self.module = module
+        self.parameters = parameters
+        self.rule = rule
+        self.full_names = {own: f"{name}.{own}" if name else own for own in parameters}
+        self.trainable = frozenset(parameters)
+
+
+class Tape:
+    """Listens to one model. `take()` hands over the gradients of the last backward pass, once."""
+
+    def __init__(self, model: nn.Module, layers: LayerMap, *, generic_modules: Iterable[str] = ()) -> None:
+        self.model = model
+        self.layers = layers
+        self.owners = _find_owners(self, frozenset(generic_modules))
+        self.parameters = {o.full_names[n]: p for o in self.owners for n, p in o.parameters.items()}
+        self._canonical = _canonical_names(self.parameters, layers)
+        uses = Counter(name for o in self.owners for name in {self._canonical[f] for f in o.full_names.values()})
+        self.canonical_parameters = {name: self.parameters[name] for name in layers.index}
+        self._tied = {o for o in self.owners if any(uses[self._canonical[f]] > 1 for f in o.full_names.values())}
+        self._muted: Counter[nn.Parameter] = Counter()
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._paused = False
+        self.root_call: RootCall | None = None
+        self._handles: list[RemovableHandle] = []
+        self.generation = 0
+        self.reset()
+        self._attach()
+        weakref.finalize(self, _remove, self._handles)
+
+    # -- attaching ---------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        _install_hooks()
+        _ROOTS[self.model] = weakref.ref(self)
+        for owner in self.owners:
+            _OWNERS[owner.module] = weakref.ref(owner)
+            for own, parameter in owner.parameters.items():
+                name = owner.full_names[own]
+                self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse_direct_use(name)))
+
+    def detach(self) -> None:
+        """Leave the model as an ordinary one."""
+        _remove(self._handles)
+        for owner in self.owners:
+            _OWNERS.pop(owner.module, None)
+        _ROOTS.pop(self.model, None)
+        self.reset()
+
+    @staticmethod
+    def is_attached_to(model: nn.Module) -> bool:
+        return any(m in _OWNERS or m in _ROOTS for m in model.modules())
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget all passes so far; their graphs can no longer deliver gradients."""
+        self.generation += 1
+        self._calls: Counter[Owner] = Counter()
+        self.discard()
+
+    def discard(self) -> None:
+        """Throw away gradients that have arrived. A forward pass already made may still be followed by backward."""
+        self._batch_size: int | None = None
+        self._parts: list[Part] = []
+        self._shared: dict[str, Tensor] = {}
+        self._reached: set[str] = set()
+        self._in_backward = False
+        self._complete = False
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many examples the last backward pass was about."""
+        return self._batch_size
+
+    def take(self) -> Gradients:
+        """The gradients of the backward pass since the last `take`, and an end to everything before."""
+        if not self._complete or self._batch_size is None:
+            raise RuntimeError(
+                "optimizer.step() found no gradients of the private model. Call loss.backward() on a loss computed "
+                "from model(...) in this iteration, with gradients enabled, before every optimizer.step()."
+            )
+        reached = {self._canonical[name] for name in self._reached}
+        unreached = [name for name in self.layers.index if name not in reached]
+        found = Gradients(self._batch_size, self._parts, self._shared, unreached)
+        self.reset()
+        return found
+
+    def receive(self, call: _Call, use: Use) -> None:
+        """A tap's output gradient has arrived."""
+        owner = call.owner
+        if call.generation != self.generation:
+            raise RuntimeError(
+                f"backward() reached '{owner.name}' through a forward pass made before the last optimizer.step(). "
+                "Compute the loss anew in every iteration."
+            )
+        if self._complete:
+            raise RuntimeError(
+                "backward() was called a second time before optimizer.step(): one example could then count twice. "
+                "Add the losses and call backward() once; for batches too large for memory set "
+                "max_physical_batch_size in make_private; to throw gradients away call optimizer.zero_grad()."
+            )
+        if not self._in_backward:
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._check_batch(call, use)
+        self._reached.update(owner.full_names.values())
+        if use.batch_size == 0:
+            return
+        self._paused = True
+        try:
+            piece = owner.rule(use)
+        finally:
+            self._paused = False
+        if owner in self._tied or self._calls[owner] > 1:
+            self._add_shared(owner, piece)
+        else:
+            self._parts.append(Part(owner.full_names, piece))
+
+    def _finish(self) -> None:
+        self._complete = True
+
+    def _check_batch(self, call: _Call, use: Use) -> None:
+        size = use.batch_size if call.root is None or call.root.batch_size is None else call.root.batch_size
+        shapes = [tuple(g.shape) for g in use.output_grads]
+        dims = [generic.output_batch_dim(use.module, i) for i in range(len(shapes))]
+        if use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
+            name = call.owner.name
+            raise ValueError(
+                f"module '{name}' ({type(call.owner.module).__name__}) gave an output of shape {shapes[0]} in a batch "
+                f"of {size} examples: its first dimension must be the example, or per-example gradients cannot be told "
+                f"apart. Keep the batch first, or pass generic=['{_parent(name)}'] to make_private so that the "
+                "enclosing module is taken as a whole."
+            )
+        if self._batch_size not in (None, size):
+            raise ValueError(
+                f"one loss was computed from batches of {self._batch_size} and of {size} examples. All calls of the "
+                "model that feed one loss must see the same examples, in the same order."
+            )
+        self._batch_size = size
+
+    def _add_shared(self, owner: Owner, piece: Piece) -> None:
+        for own, rows in piece.per_example().items():
+            name = self._canonical[owner.full_names[own]]
+            self._shared[name] = self._shared[name] + rows if name in self._shared else rows
+
+    # -- while a module runs -----------------------------------------------------------------------------------------
+
+    def mute(self, owner: Owner) -> None:
+        """Keep the owner's parameters out of the graph until `unmute`."""
+        for parameter in owner.parameters.values():
+            self._muted[parameter] += 1
+            parameter.requires_grad_(False)
+
+    def unmute(self, owner: Owner) -> None:
+        for parameter in owner.parameters.values():
+            self._muted[parameter] -= 1
+            if self._muted[parameter] == 0:
+                parameter.requires_grad_(True)
+
+    @property
+    def listening(self) -> bool:
+        return torch.is_grad_enabled() and not self._paused
+
+    def tap(self, owner: Owner, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, rng: Tensor | None) -> Any:
+        """The same output, made to report its gradient."""
+        outputs = generic.float_tensors(output)
+        if not outputs:
+            return output
+        self._calls[owner] += 1
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        rest = [None if i in slots else leaf for i, leaf in enumerate(leaves)]
+        call = _Call(owner, self.root_call, self.generation, spec, rest, slots, rng)
+        tapped = iter(_Tap.apply(call, self._anchor, len(slots), *[leaves[i] for i in slots], *outputs))  # type: ignore[no-untyped-call]
+        return pytree.tree_map(lambda leaf: next(tapped) if generic.is_float(leaf) else leaf, output)
+
+
+@dataclass
+class RootCall:
+    """One call of the whole model, on `batch_size` examples."""
+
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    owner: Owner
+    root: RootCall | None
+    generation: int
+    spec: Any
+    rest: list[Any]
+    slots: list[int]
+    rng: Tensor | None
+
+    def use(self, tensors: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
+        leaves = list(self.rest)
+        for slot, tensor in zip(self.slots, tensors):
+            leaves[slot] = tensor.detach()
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
+        size = len(first) if first is not None else -1
+        return Use(self.owner.module, self.owner.trainable, args, kwargs, output_grads, size, self.rng)
+
+
+class _Tap(torch.autograd.Function):
+    """Identity on a module's outputs that hands over the module's inputs and output gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, anchor: Tensor, n_inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.n_inputs = call, n_inputs
+        ctx.save_for_backward(*tensors[:n_inputs])  # autograd refuses if one is changed in place before backward
+        return tuple(output.detach() for output in tensors[n_inputs:])
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
+        use = ctx.call.use(ctx.saved_tensors, tuple(g.detach() for g in output_grads))
+        ctx.call.owner.tape.receive(ctx.call, use)
+        return (None, None, None, *[None] * ctx.n_inputs, *output_grads)
+
+
+# -- process-wide hooks, installed once, inert for modules of no tape -------------------------------------------------
+
+_installed = False
+_rng_states: dict[Owner, Tensor] = {}
+
+
+def _install_hooks() -> None:
+    global _installed
+    if not _installed:
+        hooks.register_module_forward_pre_hook(_before_forward)
+        hooks.register_module_forward_hook(_after_forward, with_kwargs=True, always_call=True)
+        _installed = True
+
+
+def _owner_of(module: nn.Module) -> Owner | None:
+    reference = _OWNERS.get(module)
+    return reference() if reference is not None else None
+
+
+def _tape_of(root: nn.Module) -> Tape | None:
+    reference = _ROOTS.get(root)
+    return reference() if reference is not None else None
+
+
+def _before_forward(module: nn.Module, args: Any) -> None:
+    tape = _tape_of(module)
+    if tape is not None and tape.listening:
+        tape.root_call = RootCall()
+    owner = _owner_of(module)
+    if owner is not None and owner.tape.listening:
+        owner.tape.mute(owner)
+        if owner.rule is generic.piece:
+            _rng_states[owner] = torch.get_rng_state()
+
+
+def _after_forward(module: nn.Module, args: Any, *rest: Any) -> Any:
+    # Called with (kwargs, output); after a forward that raised, torch leaves out the kwargs and the output is None.
+    kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
+    owner = _owner_of(module)
+    if owner is not None and owner.tape.listening:
+        owner.tape.unmute(owner)
+        output = owner.tape.tap(owner, args, kwargs, output, _rng_states.pop(owner, None))
+    tape = _tape_of(module)
+    if tape is not None and tape.root_call is not None and tape.listening:
+        tape.root_call.batch_size = _leading_dimension((args, kwargs))
+        tape.root_call = None
+    return output
+
+
+def _leading_dimension(inputs: Any) -> int | None:
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    return len(tensors[0]) if tensors else None
+
+
+# -- finding out who owns what ---------------------------------------------------------------------------------------
+
+
+def _find_owners(tape: Tape, whole: frozenset[str]) -> list[Owner]:
+    """One owner for each module with trainable parameters; a module taken as a whole answers for its subtree."""
+    known = {name for name, _ in tape.model.named_modules()}
+    if unknown := sorted(whole - known):
+        raise ValueError(f"generic names {unknown}, which are not modules of the model. It has {sorted(known)}.")
+    owners: list[Owner] = []
+    inside: list[str] = []
+    for name, module in tape.model.named_modules():
+        if any(name.startswith(prefix) for prefix in inside):
+            continue
+        as_whole = name in whole or is_opaque(module)
+        if as_whole:
+            inside.append(f"{name}." if name else "")
+        found = module.named_parameters() if as_whole else owned_parameters(module)
+        parameters = {own: p for own, p in found if p.requires_grad}
+        if parameters:
+            rule = generic.piece if name in whole else rule_for(module)
+            owners.append(Owner(tape, name, module, parameters, rule))
+    return owners
+
+
+def _canonical_names(parameters: dict[str, nn.Parameter], layers: LayerMap) -> dict[str, str]:
+    """Every name of a parameter → the one the layer map knows it by (tied parameters have several)."""
+    known = {id(p): name for name, p in parameters.items() if name in layers.index}
+    return {name: known[id(p)] for name, p in parameters.items()}
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _refuse_direct_use(name: str) -> Any:
+    def refuse(parameter: Tensor) -> None:
+        parameter.grad = None
+        raise RuntimeError(
+            f"parameter '{name}' was used outside the forward of the module that owns it (a penalty in the loss, or a "
+            f"parent reading its child's weights). Its gradient would mix examples. Use the optimizer's weight_decay "
+            f"for a penalty; otherwise pass generic=['{_parent(_parent(name))}'] to make_private."
+        )
+
+    return refuse

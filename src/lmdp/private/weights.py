@@ -1,0 +1,228 @@
+"""Where the layer weights w come from.
+
+w multiplies every example's contribution, so the sensitivity of w·U is the clip norm only if w was fixed before the
+batch was seen. Three sources keep that promise; the fourth is the paper's, kept for reproduction and never certified.
+
+    private   from a noisy statistic of earlier steps, released jointly with the gradient   (default)
+    public    from a public batch at the current, already released, parameters
+    fixed     from the risk alone
+    batch     from the private batch itself: not private
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from lmdp.private.clipping import clipped_norm, over, total
+
+SOURCES = ("private", "public", "fixed", "batch")
+ERROR_RATE_RANGE = (0.01, 0.5)
+MOMENTUM = 0.9
+FLOOR = 0.01
+
+BATCH_REASON = (
+    "the layer weights are computed from the private batch without noise (weights='batch'): one example can change "
+    "the weight of every other example's gradient, so the sensitivity is not the clip norm"
+)
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """What a source may ask of one batch of gradients: norms, and for each layer |u|^2 and u · mean gradient."""
+
+    norms: Tensor
+    clip_norm: float
+    squared_u: Tensor | None = None
+    u_dot_mean: Tensor | None = None
+
+
+class Base(Protocol):
+    """Turns a batch into unnormalised, risk-free weights ŵ [L]."""
+
+    def __call__(self, batch: BatchView) -> Tensor: ...
+
+
+class WeightSource(Protocol):
+    """Hands out w. `share` of the privacy budget pays for what `observe` is told; 0 where nothing is."""
+
+    name: str
+    share: float
+    reads_private_batch: bool
+
+    def weights(self) -> Tensor: ...
+    def state(self) -> dict[str, list[float]]: ...
+    def restore(self, state: dict[str, list[float]]) -> None: ...
+
+
+def risk_factors(error_rates: Sequence[float], emphasis: float) -> Tensor:
+    """ER_l^r. A lower error rate is a leakier layer and gets a smaller share. Clamped: 0 would leave only noise."""
+    if not (emphasis >= 0 and math.isfinite(emphasis)):
+        raise ValueError(f"emphasis is {emphasis}; it must be a finite number, 0 or more")
+    rates = torch.tensor(list(error_rates), dtype=torch.float64)
+    if not torch.isfinite(rates).all() or (rates < 0).any() or (rates > 1).any():
+        raise ValueError(f"error rates are {rates.tolist()}; each must lie between 0 and 1")
+    return rates.clamp(*ERROR_RATE_RANGE).pow(emphasis)
+
+
+def unit(weights: Tensor) -> Tensor:
+    """Scaled to norm 1; uniform where nothing is known (all zero, or not finite)."""
+    peak = weights.abs().max()
+    if not (torch.isfinite(peak) and peak > 0):
+        return torch.full_like(weights, 1 / math.sqrt(len(weights)))
+    return _normalised(weights / peak)  # so that squares neither overflow nor vanish
+
+
+def _normalised(vector: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(vector)
+    return vector / length
+
+
+def mean_ratio(batch: BatchView) -> Tensor:
+    """The paper's ŵ_l: mean over examples of n_il / C_i."""
+    n = batch.norms
+    if len(n) == 0:
+        return torch.zeros(n.shape[1], dtype=n.dtype)
+    return over(n, clipped_norm(n, batch.clip_norm).expand_as(n)).mean(0)
+
+
+def shares(norms: Tensor) -> Tensor:
+    """v_i = (n_il / ||G_i||)_l: a vector of norm 1 for every example, 0 where its gradient is 0."""
+    return over(norms, total(norms).expand_as(norms))
+
+
+class Fixed:
+    """ŵ uniform: w depends on the risk only."""
+
+    name = "fixed"
+    share = 0.0
+    reads_private_batch = False
+
+    def __init__(self, risk: Tensor) -> None:
+        self._weights = unit(risk)
+
+    def weights(self) -> Tensor:
+        return self._weights
+
+    def state(self) -> dict[str, list[float]]:
+        return {}
+
+    def restore(self, state: dict[str, list[float]]) -> None:
+        del state
+
+
+class Private(Fixed):
+    """ŵ from a running mean of the noisy sum of shares, S_v = sum_i v_i + N(0, σ_v² I), of *earlier* steps.
+
+    One example moves S_v by at most 1 and the gradient sum by at most C. Released together, each in units of its own
+    noise, that is one Gaussian mechanism with σ^-2 = σ_g^-2 + σ_v^-2, which is what the accountant is told.
+    """
+
+    name = "private"
+
+    def __init__(self, risk: Tensor, *, share: float) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"weight_budget is {share}; it must lie strictly between 0 and 1 (default 0.01)")
+        super().__init__(risk)
+        self.share = share
+        self._risk = risk
+        self._mean = torch.zeros_like(risk)
+
+    def observe(self, noisy_sum: Tensor) -> None:
+        """Take in a released (noisy) sum of shares; the next step's weights follow from it."""
+        self._mean = MOMENTUM * self._mean + (1 - MOMENTUM) * noisy_sum
+        self._update()
+
+    def _update(self) -> None:
+        base = self._mean.clamp(min=FLOOR * float(self._mean.abs().max()))
+        self._weights = unit(unit(base) * self._risk)
+
+    def state(self) -> dict[str, list[float]]:
+        return {"mean": self._mean.tolist()}
+
+    def restore(self, state: dict[str, list[float]]) -> None:
+        self._mean = torch.tensor(state["mean"], dtype=self._risk.dtype)
+        if self._mean.abs().max() > 0:
+            self._update()
+
+
+class Public(Fixed):
+    """ŵ from public gradients at the current parameters, measured anew every `every` steps."""
+
+    name = "public"
+
+    def __init__(self, risk: Tensor, *, base: Base, measure: Callable[[], BatchView], every: int) -> None:
+        if every < 1:
+            raise ValueError(f"public_every is {every}; it must be 1 or more")
+        super().__init__(risk)
+        self._risk, self._base, self._measure, self._every = risk, base, measure, every
+        self._age = 0
+
+    def weights(self) -> Tensor:
+        if self._age % self._every == 0:
+            self._weights = unit(self._base(self._measure()) * self._risk)
+        self._age += 1
+        return self._weights
+
+
+class Batch(Fixed):
+    """ŵ from the private batch itself, as in the paper. Never certified."""
+
+    name = "batch"
+    reads_private_batch = True
+
+    def __init__(self, risk: Tensor, *, base: Base) -> None:
+        super().__init__(risk)
+        self._risk, self._base = risk, base
+
+    def look(self, batch: BatchView) -> None:
+        self._weights = unit(self._base(batch) * self._risk)
+
+
+def optimal_base(batch: BatchView) -> Tensor:
+    """ŵ that minimises the bias ||w·u − mean gradient|| over unit vectors, from one batch."""
+    if batch.squared_u is None or batch.u_dot_mean is None:
+        raise ValueError("bias-optimal weights need |u|^2 and u · mean gradient of the batch")
+    return bias_optimal(batch.squared_u.double(), batch.u_dot_mean.double())
+
+
+def bias_optimal(A: Tensor, B: Tensor) -> Tensor:
+    """argmin over ||w|| = 1 of sum_l A_l w_l² − 2 B_l w_l.
+
+    Stationary points are w_l = B_l / (A_l − λ). The global minimum has λ ≤ min A, where the norm of w rises
+    monotonically in λ from 0, so there is one root. In the hard case (B vanishes where A is smallest) the norm may
+    stay below 1 up to λ = min A; that coordinate then takes what is missing.
+    """
+    scale = float(torch.maximum(A.abs().max(), B.abs().max()))
+    if not (math.isfinite(scale) and scale > 0):
+        return torch.full_like(A, 1 / math.sqrt(len(A)))
+    a, b = A / scale, B / scale
+    gap = a - a.min()  # in terms of μ = min A − λ > 0: w = b / (gap + μ)
+
+    def norm_minus_one(mu: float) -> float:
+        return float(torch.linalg.vector_norm(b / (gap + mu))) - 1.0
+
+    high = float(torch.linalg.vector_norm(b)) + 1e-300  # there the norm is at most 1, since gap >= 0
+    low = high * 1e-18
+    if high <= 1e-200 or norm_minus_one(low) < 0:
+        return _hard_case(gap, b)
+    if norm_minus_one(high) > 0:  # equal up to rounding: all gaps are 0
+        return _normalised(b)
+    # Search in log μ: the root may lie many orders of magnitude below the upper end.
+    log_mu = brentq(lambda t: norm_minus_one(math.exp(t)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
+    w = b / (gap + math.exp(log_mu))
+    return _normalised(w)
+
+
+def _hard_case(gap: Tensor, b: Tensor) -> Tensor:
+    smallest = int(gap.argmin())
+    w = torch.where(gap > 0, b / gap.clamp(min=torch.finfo(gap.dtype).tiny), torch.zeros_like(b))
+    missing = max(0.0, 1.0 - float(w.square().sum()))
+    w[smallest] = math.copysign(math.sqrt(missing), float(b[smallest]))
+    return _normalised(w)
