@@ -1,0 +1,102 @@
+"""The noise is what the accountant was told: right size, drawn anew for every step and parameter, not guessable."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from lmdp.private.noise import GaussianNoise, entropy_generator, make_generator
+from lmdp.private.weights import Private
+from tests.private.probe import private_probe, step
+
+
+def draws(steps: int, **options: object) -> tuple[Tensor, Tensor]:
+    """Released gradients and statistics of an empty batch: pure noise."""
+    width = 50
+    empty = torch.zeros(0, 4, width, dtype=torch.float64)
+    engine, model, optimizer = private_probe(empty, **options)
+    source = engine._attached.step.source
+    seen: list[Tensor] = []
+    if isinstance(source, Private):
+        source.observe = seen.append  # type: ignore[method-assign]
+    gradients = torch.stack([step(model, optimizer, empty) for _ in range(steps)])
+    return gradients, torch.stack(seen) if seen else torch.zeros(0)
+
+
+def std_interval(count: int) -> float:
+    """Relative half-width that a sample standard deviation leaves with probability below 1e-5."""
+    return 4.5 / math.sqrt(2 * count)
+
+
+@pytest.mark.parametrize(("method", "factor"), [("dpsgd", 1.0), ("perlayer", 1.0), ("naive-perlayer", 2.0)])
+def test_gradient_noise_is_the_multiplier_times_the_sensitivity(method: str, factor: float) -> None:
+    gradients, _ = draws(400, method=method, noise_multiplier=1.3, max_grad_norm=0.5)
+    assert gradients.numel() == 400 * 4 * 50
+    assert float(gradients.std()) == pytest.approx(1.3 * 0.5 * factor, rel=std_interval(gradients.numel()))
+    assert abs(float(gradients.mean())) < 4.5 * 0.65 * factor / math.sqrt(gradients.numel())
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_both_released_parts_have_the_noise_that_their_shares_of_the_budget_buy(share: float) -> None:
+    sigma, C = 1.1, 0.5
+    gradients, statistics = draws(2000, method="lm", noise_multiplier=sigma, max_grad_norm=C, weight_budget=share)
+    sigma_g, sigma_v = sigma / math.sqrt(1 - share), sigma / math.sqrt(share)
+    assert sigma_g**-2 + sigma_v**-2 == pytest.approx(sigma**-2)
+    assert float(gradients.std()) == pytest.approx(sigma_g * C, rel=std_interval(gradients.numel()))
+    assert statistics.shape == (2000, 4)
+    assert float(statistics.std()) == pytest.approx(sigma_v, rel=std_interval(statistics.numel()))
+
+
+def test_the_noise_is_normal() -> None:
+    gradients, statistics = draws(500, method="lm", noise_multiplier=1.0, weight_budget=0.5)
+    for sample in (gradients, statistics):
+        flat = sample.flatten()
+        assert stats.kstest((flat / flat.std()).numpy(), "norm").pvalue > 1e-4
+
+
+def test_noise_is_drawn_once_per_step_and_independently_across_steps_and_parameters() -> None:
+    gradients, statistics = draws(2, method="lm", noise_multiplier=1.0)
+    values = torch.cat([gradients.flatten(), statistics.flatten()])
+    assert len(values.unique()) == len(values)
+    many, _ = draws(400, method="lm", noise_multiplier=1.0)
+    bound = 4.9 / math.sqrt(400 * 200)
+    a, b = many[:-1].flatten(), many[1:].flatten()
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < bound
+    layers = many.permute(1, 0, 2).flatten(1)
+    assert (torch.corrcoef(layers) - torch.eye(4, dtype=torch.float64)).abs().max() < 2 * bound
+
+
+def test_without_a_seed_two_runs_draw_different_noise_and_with_one_the_same() -> None:
+    def first(seed: int | None) -> Tensor:
+        return draws(1, method="dpsgd", noise_multiplier=1.0, seed=seed)[0]
+
+    assert not torch.equal(first(None), first(None))
+    assert torch.equal(first(5), first(5))
+    assert not torch.equal(first(5), first(6))
+
+
+def test_the_global_seed_does_not_reach_the_noise() -> None:
+    torch.manual_seed(0)
+    one = draws(1, method="dpsgd", noise_multiplier=1.0, seed=None)[0]
+    torch.manual_seed(0)
+    assert not torch.equal(one, draws(1, method="dpsgd", noise_multiplier=1.0, seed=None)[0])
+
+
+def test_the_default_generator_is_filled_with_entropy_beyond_its_32_bit_seed() -> None:
+    generator = entropy_generator()
+    words = generator.get_state()[24 : 24 + 8 * 624].view(torch.int64)
+    reseeded = torch.Generator().manual_seed(generator.initial_seed())
+    assert not torch.equal(torch.randn(8, generator=generator), torch.randn(8, generator=reseeded))
+    assert len(words.unique()) > 600
+    assert int(words.min()) >= 0
+    assert int(words.max()) < 2**32
+    big = torch.randn(200_000, generator=entropy_generator(), dtype=torch.float64)
+    assert stats.kstest(big.numpy(), "norm").pvalue > 1e-4
+
+
+def test_zero_standard_deviation_means_no_noise() -> None:
+    assert GaussianNoise(make_generator(0)).like(torch.ones(3), 0.0).tolist() == [0, 0, 0]
