@@ -38,7 +38,7 @@ def layer_norms(gradients: list[dict[str, Tensor]], layers: LayerMap) -> Tensor:
     rows = []
     for gradient in gradients:
         parts = [torch.cat([gradient[name].flatten() for name in layer.parameters]) for layer in layers]
-        rows.append(torch.stack([part.norm() for part in parts]))
+        rows.append(torch.stack([part.double().norm() for part in parts]))
     return torch.stack(rows)
 
 
@@ -76,7 +76,7 @@ def compare(model: nn.Module, loss: Loss, batch: Any, examples: list[Any], **opt
     assert gradients.batch_size == len(examples)
     assert gradients.unreached == []
     norms = layer_norms(expected, layers)
-    found = gradients.squared_norms(layers).sqrt()
+    found = gradients.squared_norms(layers).sqrt().double()
     norm_error = float(((found - norms).abs() / norms.clamp(min=norms.max() * 1e-6)).max())
 
     scales = torch.rand(norms.shape, generator=torch.Generator().manual_seed(1), dtype=norms.dtype)

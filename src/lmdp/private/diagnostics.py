@@ -36,7 +36,7 @@ class Diagnostics:
 
     def record_loss(self, loss: Tensor | float) -> None:
         """Keep the raw loss of the coming step (the mean over its parts, if it has several)."""
-        self._losses.append(float(loss))
+        self._losses.append(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def add(self, record: StepRecord) -> None:
         losses, self._losses = self._losses, []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmdp.layers import LayerMap
 from lmdp.private.rules import Piece
-from lmdp.private.rules.pieces import zero_rows
+from lmdp.private.rules.pieces import squared_row_norms, zero_rows
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Gradients:
             for own, column in part.piece.squared_norms.items():
                 add(part.names[own] if own else next(iter(part.names.values())), column)
         for name, rows in self.shared.items():
-            add(name, rows.reshape(len(rows), -1).square().sum(1))
+            add(name, squared_row_norms(rows.reshape(len(rows), -1)))
         like = next((c for c in columns if c is not None), torch.zeros(self.batch_size))
         return torch.stack([torch.zeros_like(like) if c is None else c for c in columns], dim=1)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -27,6 +28,7 @@ from lmdp.private.gradients import Gradients, Part
 from lmdp.private.rules import Piece, Rule, Use, generic, rule_for
 
 _OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Owner]] = weakref.WeakKeyDictionary()
+_EVAL_ONLY: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 _ROOTS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tape]] = weakref.WeakKeyDictionary()
 
 
@@ -70,6 +72,9 @@ class Tape:
     def _attach(self) -> None:
         _install_hooks()
         _ROOTS[self.model] = weakref.ref(self)
+        for name, module in self.model.named_modules():
+            if isinstance(module, _BatchNorm):  # let in because it was frozen, in evaluation mode
+                _EVAL_ONLY[module] = name
         for owner in self.owners:
             _OWNERS[owner.module] = weakref.ref(owner)
             for own, parameter in owner.parameters.items():
@@ -82,6 +87,8 @@ class Tape:
         for owner in self.owners:
             _OWNERS.pop(owner.module, None)
         _ROOTS.pop(self.model, None)
+        for module in self.model.modules():
+            _EVAL_ONLY.pop(module, None)
         self.reset()
 
     @staticmethod
@@ -281,6 +288,12 @@ def _tape_of(root: nn.Module) -> Tape | None:
 
 
 def _before_forward(module: nn.Module, args: Any) -> None:
+    if module.training and module in _EVAL_ONLY:
+        raise RuntimeError(
+            f"module '{_EVAL_ONLY[module]}' ({type(module).__name__}) was put into training mode: it would mix the "
+            "examples of a batch and store their statistics. Call eval() on it after model.train(), or use "
+            "lmdp.make_compatible(model)."
+        )
     tape = _tape_of(module)
     if tape is not None and tape.listening:
         tape.root_call = RootCall()

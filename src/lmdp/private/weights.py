@@ -208,12 +208,10 @@ def bias_optimal(A: Tensor, B: Tensor) -> Tensor:
     def norm_minus_one(mu: float) -> float:
         return float(torch.linalg.vector_norm(b / (gap + mu))) - 1.0
 
-    high = float(torch.linalg.vector_norm(b)) + 1e-300  # there the norm is at most 1, since gap >= 0
+    high = 2 * float(torch.linalg.vector_norm(b))  # there the norm is at most 1/2, since gap >= 0
     low = high * 1e-18
-    if high <= 1e-200 or norm_minus_one(low) < 0:
+    if low == 0 or norm_minus_one(low) < 0:
         return _hard_case(gap, b)
-    if norm_minus_one(high) > 0:  # equal up to rounding: all gaps are 0
-        return _normalised(b)
     # Search in log μ: the root may lie many orders of magnitude below the upper end.
     log_mu = brentq(lambda t: norm_minus_one(math.exp(t)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
     w = b / (gap + math.exp(log_mu))

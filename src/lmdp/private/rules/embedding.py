@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmdp.private.rules.pieces import Piece, Use, zero_rows
+from lmdp.private.rules.pieces import Piece, Use, squared_row_norms, zero_rows
 
 
 def piece(use: Use) -> Piece:
@@ -38,7 +38,7 @@ class TouchedRows:
 
     @property
     def squared_norms(self) -> dict[str, Tensor]:
-        each = torch.linalg.vector_norm(self.rows, dim=1).square()
+        each = squared_row_norms(self.rows)
         return {"weight": each.new_zeros(self.batch_size).index_add_(0, self.example, each)}
 
     def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
