@@ -199,6 +199,31 @@ def test_handing_a_batch_out_in_parts_changes_nothing(method: str, weights: str,
     torch.testing.assert_close(run(part), run(None), rtol=1e-10, atol=1e-12)
 
 
+def test_the_parts_of_an_abandoned_batch_do_not_join_the_next_one() -> None:
+    """Otherwise an example drawn in both could count twice."""
+    _, model, optimizer, loader = private(
+        seed=3, noise_multiplier=0, max_physical_batch_size=2, data_loader=data(40, 20)
+    )
+    x, y = next(iter(loader))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert all(p.grad is None for p in model.parameters())
+    whole = []
+    for x, y in loader:
+        whole.append((x, y))
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if model.head.weight.grad is not None:
+            break
+    released = [p.grad.clone() for p in model.parameters()]
+    _, model, optimizer, _ = private(noise_multiplier=0, poisson_sampling=False, data_loader=data(40, 20))
+    x, y = (torch.cat(column) for column in zip(*whole))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    for found, p in zip(released, model.parameters()):
+        torch.testing.assert_close(found, p.grad)
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
 def test_any_optimizer_sees_only_the_released_gradient(kind: str) -> None:
     """The private optimizer makes the same move as a plain one that is handed the released gradient."""

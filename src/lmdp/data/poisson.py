@@ -20,11 +20,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 @dataclass(frozen=True)
 class Handout:
-    """A batch, or a part of one, that the loader has handed out. `last`: no further part of the batch follows."""
+    """A batch, or a part of one, that the loader has handed out; which parts begin and end a batch."""
 
     size: int
+    first: bool
     last: bool
-    empty: bool
+
+    @property
+    def empty(self) -> bool:
+        """A whole batch without examples: the draw found none."""
+        return self.size == 0 and self.first and self.last
 
 
 @dataclass
@@ -66,7 +71,7 @@ class PoissonSampler(Sampler[list[int]]):
             drawn = self.draw()
             parts = drawn.split(self.max_part) if self.max_part and len(drawn) else (drawn,)
             for i, part in enumerate(parts):
-                handouts.append(Handout(len(part), last=i == len(parts) - 1, empty=len(drawn) == 0))
+                handouts.append(Handout(len(part), first=i == 0, last=i == len(parts) - 1))
                 yield part.tolist()
 
     def draw(self) -> Tensor:

@@ -79,6 +79,8 @@ class Door:
         if self.feed is None:
             return True
         handed, seen = self.feed.take(), self.step.tape.batch_size
+        if handed is None or handed.first:
+            self.step.forget()  # parts of a batch that the loop abandoned must not join another batch
         if handed is None:
             self.foreign_steps += 1
             return True

@@ -97,6 +97,10 @@ class PrivateStep:
         sums.examples += gradients.batch_size
         sums.nonfinite += scaled.nonfinite
 
+    def forget(self) -> None:
+        """Drop the parts of a batch that was never completed. Nothing of them has been released."""
+        self._sums = self._fresh()
+
     def release(self) -> None:
         """Write the noisy, averaged gradient of the batch to every parameter's `.grad`."""
         sums, self._sums = self._sums, self._fresh()

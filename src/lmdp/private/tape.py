@@ -173,8 +173,8 @@ class Tape:
             raise ValueError(
                 f"module '{name}' ({type(call.owner.module).__name__}) gave an output of shape {shapes[0]} in a batch "
                 f"of {size} examples: its first dimension must be the example, or per-example gradients cannot be told "
-                f"apart. Keep the batch first, or pass generic=['{_parent(name)}'] to make_private so that the "
-                "enclosing module is taken as a whole."
+                f"apart. Keep the batch first and look positions up for every example (index.expand(batch, -1)), or "
+                f"pass generic=['{_parent(name)}'] to make_private so that the enclosing module is taken as a whole."
             )
         if self._batch_size not in (None, size):
             raise ValueError(
