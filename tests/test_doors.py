@@ -16,6 +16,9 @@ MAY_IMPORT = {
     "data": set(),
     "models": set(),
     "private": {"layers", "data", "accounting"},
+    "audit": {"layers", "report"},
+    "risk": {"layers", "audit"},
+    "report": {"audit"},
 }
 
 

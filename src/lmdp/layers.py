@@ -39,18 +39,19 @@ class LayerMap:
     layers: tuple[Layer, ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> LayerMap:
+    def of(cls, model: nn.Module, *, frozen: bool = False) -> LayerMap:
         """Read the layers off a model without running it on data.
 
         Execution order is found by symbolic tracing; a model that cannot be traced (data-dependent control flow)
-        keeps the order in which its modules were registered. Frozen parameters belong to no layer.
+        keeps the order in which its modules were registered. Frozen parameters belong to no layer,
+        unless `frozen` says that they count (an audit looks at every layer that computes).
         A parameter tied between two modules belongs to the first that uses it.
         """
         groups: list[Layer] = []
         seen: set[int] = set()
         for module_name in _execution_order(model):
             module = model.get_submodule(module_name)
-            names = _fresh_parameters(module_name, module, seen)
+            names = _fresh_parameters(module_name, module, seen, frozen)
             if not names:
                 continue
             if isinstance(module, NORMS) and groups:
@@ -96,10 +97,10 @@ def _join(layer: Layer, module_name: str, names: tuple[str, ...]) -> Layer:
     return Layer(layer.name, (*layer.modules, module_name), layer.parameters + names, module_name)
 
 
-def _fresh_parameters(module_name: str, module: nn.Module, seen: set[int]) -> tuple[str, ...]:
+def _fresh_parameters(module_name: str, module: nn.Module, seen: set[int], frozen: bool) -> tuple[str, ...]:
     names = []
     for name, parameter in owned_parameters(module):
-        if parameter.requires_grad and id(parameter) not in seen:
+        if (parameter.requires_grad or frozen) and id(parameter) not in seen:
             seen.add(id(parameter))
             names.append(f"{module_name}.{name}" if module_name else name)
     return tuple(names)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from lmdp.data import poisson_loader, sample_rate_of
 from lmdp.private.noise import make_generator
@@ -76,6 +76,7 @@ def test_any_dataset_and_collation_gives_whole_and_empty_batches(workers: int) -
         assert batch["image"].shape[1:] == (2, 3)
         assert len(batch["label"]) == sizes[-1]
         assert batch["image"].dtype == torch.float32
+        assert len(batch["name"]) == sizes[-1]
     assert len(sizes) == len(source) == 6
     assert 0 in sizes
 
@@ -109,7 +110,7 @@ def test_an_abandoned_pass_leaves_nothing_behind() -> None:
         assert handout.size == len(x)
 
 
-def test_skipped_empty_batches_are_remembered() -> None:
+def test_every_batch_skipped_in_a_pass_that_steps_others_is_counted() -> None:
     source = poisson_loader(loader(4, 1), generator=make_generator(0))
     empty = 0
     for _ in range(20):
@@ -119,7 +120,19 @@ def test_skipped_empty_batches_are_remembered() -> None:
                 continue
             source.feed.take()
     assert empty > 0
-    assert source.feed.skipped_empty in (empty, empty - 1)
+    assert source.feed.skipped == empty
+
+
+def test_looking_without_stepping_and_breaking_off_skip_nothing() -> None:
+    source = poisson_loader(loader(40, 4), generator=make_generator(0))
+    next(iter(source))
+    assert len(list(source)) == 10
+    for i, _ in enumerate(source):
+        if i == 5:
+            break
+        source.feed.take()
+    assert len(list(source)) == 10
+    assert source.feed.skipped == 0
 
 
 def test_the_sampling_rate_is_the_batch_size_over_the_dataset_size() -> None:
@@ -140,5 +153,8 @@ def test_loaders_that_cannot_be_sampled_are_refused_with_the_remedy() -> None:
         sample_rate_of(DataLoader(TensorDataset(torch.zeros(4)), batch_size=None))
     with pytest.raises(ValueError, match="empty"):
         sample_rate_of(DataLoader(TensorDataset(torch.zeros(0)), batch_size=2, sampler=[0]))
+    some = SubsetRandomSampler(range(2))
+    with pytest.raises(ValueError, match=r"SubsetRandomSampler.*Subset"):
+        poisson_loader(loader(4, 2, sampler=some), generator=make_generator(0))
     with pytest.raises(ValueError, match="max_physical_batch_size is 0"):
         poisson_loader(loader(4, 2), generator=make_generator(0), max_physical_batch_size=0)

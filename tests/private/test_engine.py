@@ -186,6 +186,7 @@ def test_without_noise_the_step_is_the_clipped_sum_of_single_gradients(method: s
 @pytest.mark.parametrize("part", [1, 3, 100])
 def test_handing_a_batch_out_in_parts_changes_nothing(method: str, weights: str, part: int) -> None:
     def run(part: int | None) -> Tensor:
+        torch.manual_seed(1)
         engine, model, optimizer, loader = private(
             Small().double(), method=method, weights=weights, seed=3, max_physical_batch_size=part
         )
@@ -416,7 +417,7 @@ def test_batches_from_elsewhere_and_skipped_empty_batches_are_not_certified() ->
             if len(x):
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
-    assert "empty batches were skipped" in engine.privacy_statement(1e-5).reasons[0]
+    assert "batches were drawn and skipped" in engine.privacy_statement(1e-5).reasons[0]
 
 
 def test_a_buffer_that_training_changes_is_not_certified() -> None:
@@ -431,7 +432,7 @@ def test_a_buffer_that_training_changes_is_not_certified() -> None:
 
     engine, model, optimizer, loader = private(Counting())
     train(model, optimizer, loader)
-    assert "buffers ['mean'] changed" in engine.privacy_statement(1e-5).reasons[0]
+    assert "['mean'] changed" in engine.privacy_statement(1e-5).reasons[0]
 
 
 def test_a_run_resumes_its_account_and_refuses_anothers() -> None:

@@ -39,6 +39,17 @@ class SelfAttention(nn.Module):
         return self.attention(x, x, x, attn_mask=mask)[0]
 
 
+class Recurrent(nn.Module):
+    """Without an initial state, which torch cannot vectorise: the rule goes through the examples one by one."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(4, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
 class LastOfGRU(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -179,6 +190,8 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "transposed convolution": (lambda: nn.ConvTranspose2d(3, 2, 3, stride=2), images(3, 4, 4)),
     "attention": (lambda: SelfAttention(8, 2), images(5, 8)),
     "gru": (lambda: LastOfGRU(), images(3, 4)),
+    "gru without a state": (lambda: Recurrent(nn.GRU), images(3, 4)),
+    "lstm without a state": (lambda: Recurrent(nn.LSTM), images(3, 4)),
     "bilinear": (lambda: nn.Sequential(nn.Linear(4, 4), Scale(4)), images(4)),
     "prelu": (lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.PReLU(3)), images(2, 4, 4)),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), images(4)),
@@ -307,7 +320,36 @@ def test_cancelling_positions_never_make_a_gram_norm_too_small() -> None:
     x[:, 4:], g[:, 4:] = x[:, :4] * (1 + 1e-6 * torch.randn(200, 4, 1)), -g[:, :4]
     exact = torch.bmm(g.double().transpose(1, 2), x.double()).flatten(1).norm(dim=1)
     formed = torch.bmm(g.transpose(1, 2), x).flatten(1).norm(dim=1)
-    gram = pieces.gram_squared_norms(torch.bmm(x, x.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))).sqrt()
     assert exact.max() < 1e-3
-    assert (gram >= exact).all()
-    assert (gram >= formed).all()
+    assert (gram_norms(x, g) >= exact).all()
+    assert (gram_norms(x, g) >= formed).all()
+
+
+def gram_norms(x: Tensor, g: Tensor) -> Tensor:
+    grams = [torch.bmm(t, t.transpose(1, 2)) for t in (x, g)]
+    return pieces.gram_squared_norms(x, g, *grams).sqrt()
+
+
+@pytest.mark.parametrize("positions", [16, 64, 512])
+def test_repeated_positions_never_make_a_gram_norm_too_small(positions: int) -> None:
+    """Rounding errors of equal terms add up instead of averaging out."""
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        few = torch.rand(20, 2, 8, generator=generator)
+        x = few[:, torch.randint(0, 2, (positions,), generator=generator)]
+        sign = torch.tensor([1.0, -1.0]).repeat(positions // 2)
+        g = torch.rand(20, 1, 4, generator=generator) * sign[None, :, None]
+        exact = torch.bmm(g.double().transpose(1, 2), x.double()).flatten(1).norm(dim=1)
+        assert (gram_norms(x, g) >= exact).all()
+
+
+@pytest.mark.parametrize("positions", [1, 6])
+def test_a_tiny_input_and_a_huge_gradient_are_measured_or_removed(positions: int) -> None:
+    """Their squares leave float32 although their product, the gradient, does not."""
+    x, g = torch.full((3, positions, 8), 2.6e-23), torch.full((3, positions, 4), 2e22)
+    use = pieces.Use(nn.Linear(8, 4), frozenset({"weight"}), (x,), {}, (), (g,), 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmdp.private.rules.linear.prefer_gram", lambda **_: True)
+        norms = rule_for(use.module)(use).squared_norms[""].sqrt()
+    exact = positions * float(x[0, 0].double().norm() * g[0, 0].double().norm())
+    assert ((norms >= exact * (1 - 1e-6)) | norms.isinf()).all()

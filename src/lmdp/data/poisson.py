@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 
 @dataclass(frozen=True)
@@ -34,20 +43,38 @@ class Handout:
 
 @dataclass
 class Feed:
-    """Tells the private step what the loader handed out last, and remembers empty batches that were never stepped."""
+    """Tells the private step what the loader handed out last, and counts batches that the loop skipped.
 
-    skipped_empty: int = 0
+    A batch is skipped if it was handed out and not stepped in a pass that steps others: what is skipped may depend on
+    what was seen. A pass without any step (evaluation) and a loop that breaks off skip nothing.
+    """
+
     _current: Handout | None = None
+    _untaken: int = 0
+    _taken: bool = False
+    _skipped_before: int = 0
+
+    def begin_pass(self) -> None:
+        self._skipped_before = self.skipped
+        self._current, self._untaken, self._taken = None, 0, False
 
     def hand_out(self, handout: Handout) -> None:
-        if self._current is not None and self._current.empty:
-            self.skipped_empty += 1
+        self._untaken += self._current is not None
         self._current = handout
+
+    def end_pass(self) -> None:
+        self._untaken += self._current is not None
+        self._current = None
 
     def take(self) -> Handout | None:
         """The batch that a step is about to use, once; None if it did not come from the loader."""
         handout, self._current = self._current, None
+        self._taken |= handout is not None
         return handout
+
+    @property
+    def skipped(self) -> int:
+        return self._skipped_before + (self._untaken if self._taken else 0)
 
 
 class PoissonSampler(Sampler[list[int]]):
@@ -93,10 +120,12 @@ class PoissonLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         batches = self._from_tensors() if self._is_plain_tensors else super().__iter__()
         handouts: deque[Handout] | None = None
+        self.feed.begin_pass()
         for batch in batches:
             handouts = self._poisson.handouts if handouts is None else handouts
             self.feed.hand_out(handouts.popleft())
             yield batch
+        self.feed.end_pass()
 
     @property
     def _poisson(self) -> PoissonSampler:
@@ -129,9 +158,20 @@ class CollateWithEmpty:
         if examples:
             return self.collate(examples)
         if self._template is None:
-            one = self.collate([self.dataset[0]])
-            self._template = pytree.tree_map(lambda leaf: leaf[:0] if isinstance(leaf, Tensor) else leaf, one)
+            self._template = _emptied(self.collate([self.dataset[0]]))
         return self._template
+
+
+def _emptied(batch: Any) -> Any:
+    """The same structure without examples: nothing of the one it was made from remains but shapes."""
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        columns = [_emptied(part) for part in batch if isinstance(part, Tensor | Mapping | tuple | list)]
+        return columns if len(columns) == len(batch) else []
+    return None
 
 
 def sample_rate_of(loader: DataLoader[Any]) -> tuple[float, int]:
@@ -160,6 +200,12 @@ def poisson_loader(
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ValueError(f"max_physical_batch_size is {max_physical_batch_size}; it must be 1 or more")
     rate, size = sample_rate_of(loader)
+    drawn_by = [type(loader.batch_sampler), type(loader.sampler)]
+    if drawn_by[0] is not BatchSampler or drawn_by[1] not in (RandomSampler, SequentialSampler):
+        raise ValueError(
+            f"the data loader draws with {', '.join(kind.__name__ for kind in drawn_by)}, which Poisson sampling would "
+            "replace by the whole dataset. To train on a part of it, pass a loader over torch.utils.data.Subset."
+        )
     sampler = PoissonSampler(size, rate, math.ceil(1 / rate - 1e-9), generator, max_physical_batch_size)
     several_workers = (
         {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}

@@ -52,15 +52,13 @@ def clipping(name: str, *, clip_norm: float, layers: int) -> Clipping:
     return Clipping(name, clip_norm, layers, reweighted, clip_norm * factor(layers), rule)
 
 
-def usable(norms: Tensor) -> tuple[Tensor, Tensor]:
+def usable(norms: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Norms fit for clipping, and which examples are not: a NaN or infinite example contributes nothing.
 
-    Norms too small to be trusted count as zero: they come from sums of squares, which lose terms to underflow below
-    about the square root of the smallest normal number. An underestimated norm would let a method that normalises
-    scale a layer past its bound.
+    Norms below `floor` count as zero: they come from sums of squares, which lose terms to underflow. An underestimated
+    norm would let a method that normalises scale a layer past its bound.
     """
     good = torch.isfinite(norms).all(dim=1)
-    floor = 1e4 * math.sqrt(torch.finfo(norms.dtype).tiny)
     kept = torch.where(good[:, None] & (norms >= floor), norms, torch.zeros_like(norms))
     return kept.double(), ~good
 

@@ -33,6 +33,8 @@ def make_compatible(model: nn.Module) -> nn.Module:
 
 def check_model(model: nn.Module) -> None:
     """Raise, naming every module that cannot be trained privately and what to do about it."""
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("this is the result of torch.compile(model). Pass the model itself; model.compile() is fine.")
     complaints = [f"  '{name}': {why}" for name, module in model.named_modules() for why in _complaints(module)]
     if complaints:
         raise ValueError("this model cannot be trained privately as it is:\n" + "\n".join(complaints))

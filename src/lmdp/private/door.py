@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lmdp.accounting import Ledger
-from lmdp.data import Feed
+from lmdp.data import Feed, Handout
 from lmdp.private.step import PrivateStep
 
 
@@ -53,10 +53,12 @@ class Door:
             with torch.enable_grad():
                 loss = closure()
         self._check_parameters()
-        last = self._check_batch()
+        handed = self._check_batch()
+        last = handed is None or handed.last
         if last:
             self.ledger.check_next()
-        self.step.absorb()
+        if handed is None or not handed.empty or self.step.tape.complete:
+            self.step.absorb()
         if last:
             self.ledger.record_step()  # before anything is released: a crash from here on has been paid for
             self.step.release()
@@ -74,20 +76,19 @@ class Door:
                         "engine.detach() and make_private again."
                     )
 
-    def _check_batch(self) -> bool:
-        """Whether this step ends a batch; that the model saw what the loader handed out."""
-        if self.feed is None:
-            return True
-        handed, seen = self.feed.take(), self.step.tape.batch_size
+    def _check_batch(self) -> Handout | None:
+        """What the loader handed out for this step (None if it did not), and that the model saw the same."""
+        handed = None if self.feed is None else self.feed.take()
+        seen = self.step.tape.batch_size
         if handed is None or handed.first:
-            self.step.forget()  # parts of a batch that the loop abandoned must not join another batch
+            self.step.forget()  # parts of a batch that was abandoned or interrupted must not join another batch
         if handed is None:
-            self.foreign_steps += 1
-            return True
+            self.foreign_steps += self.feed is not None
+            return None
         if seen is not None and seen != handed.size:
             raise RuntimeError(
                 f"the model was run on {seen} examples, but the data loader handed out {handed.size}: rows of the "
                 "batch would be mistaken for examples. Pass whole examples to the model, batch first; for several "
                 "views of an example call the model once per view."
             )
-        return handed.last
+        return handed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lmdp.accounting import AccountantName, Ledger, Mechanism, PrivacyStatement, calibrate_noise
-from lmdp.data import Feed, PoissonLoader, poisson_loader, sample_rate_of
+from lmdp.data import PoissonLoader, poisson_loader, sample_rate_of
 from lmdp.layers import LayerMap
 from lmdp.private import weights as w
 from lmdp.private.clipping import clipping
@@ -22,24 +21,20 @@ from lmdp.private.door import Door
 from lmdp.private.noise import GaussianNoise, make_generator
 from lmdp.private.public import PublicProbe
 from lmdp.private.risk import error_rates_for
+from lmdp.private.run import (
+    SPENT,
+    Run,
+    all_reasons,
+    earlier_trainings,
+    fingerprints,
+    identity,
+    standing_reasons,
+    unnoised_state,
+)
 from lmdp.private.step import PrivateStep
 from lmdp.private.tape import Tape
 
 Criterion = Callable[[Any, Any], Tensor]
-
-
-@dataclass
-class _Run:
-    """Everything one private training consists of."""
-
-    tape: Tape
-    step: PrivateStep
-    door: Door
-    ledger: Ledger
-    feed: Feed | None
-    standing_reasons: tuple[str, ...]
-    buffers: dict[str, tuple[int, int]]
-    expected_batch_size: float
 
 
 class PrivacyEngine:
@@ -63,7 +58,7 @@ class PrivacyEngine:
             )
         self.accountant: AccountantName = accountant
         self.diagnostics: Diagnostics | None = None
-        self._run: _Run | None = None
+        self._run: Run | None = None
 
     def make_private(
         self,
@@ -124,7 +119,7 @@ class PrivacyEngine:
         layers = LayerMap.of(module)
         method_clipping = clipping(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
-        _check_weights(method, weights, public_data)
+        _check_weights(method, weights, public_data, data_loader.dataset)
         sampling, noise = _generators(seed)
         loader: DataLoader[Any] = data_loader
         if poisson_sampling:
@@ -154,16 +149,19 @@ class PrivacyEngine:
             raise
         feed = loader.feed if isinstance(loader, PoissonLoader) else None
         ledger = Ledger(mechanism, self.accountant)
-        self._run = _Run(
+        self._run = Run(
             tape=tape,
             step=step,
             door=Door(optimizer, step, ledger, feed),
             ledger=ledger,
             feed=feed,
-            standing_reasons=_standing_reasons(mechanism, step, poisson_sampling, seed),
-            buffers=_buffer_versions(module),
+            standing_reasons=standing_reasons(mechanism, step, poisson_sampling, seed),
+            unnoised=unnoised_state(module),
             expected_batch_size=rate * size,
+            dataset_size=size,
+            inherited_reasons=earlier_trainings(module),
         )
+        SPENT.setdefault(module, []).append(ledger)
         return module, optimizer, loader
 
     def make_private_with_epsilon(
@@ -212,6 +210,7 @@ class PrivacyEngine:
         run = self._attached
         run.door.remove()
         run.tape.detach()
+        run.parameters_at_detach = fingerprints(run.tape.canonical_parameters.items())
 
     @property
     def steps(self) -> int:
@@ -253,7 +252,7 @@ class PrivacyEngine:
             sensitivity=run.step.clipping.sensitivity,
             method=run.step.clipping.name,
             weight_source="none" if source is None else source.name,
-            reasons=(*run.standing_reasons, *_reasons_so_far(run)),
+            reasons=all_reasons(run),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,30 +260,38 @@ class PrivacyEngine:
         run = self._attached
         source = run.step.source
         return {
-            "identity": _identity(run),
+            "identity": identity(run),
             "steps": run.ledger.steps,
             "source": source.state() if source else {},
+            "reasons": list(all_reasons(run)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run that `state` was taken from; refuses one with other privacy parameters."""
         run = self._attached
-        mine, theirs = _identity(run), dict(state["identity"])
+        mine, theirs = identity(run), dict(state["identity"])
         if mine != theirs:
             differing = {k: (theirs.get(k), mine.get(k)) for k in {*mine, *theirs} if theirs.get(k) != mine.get(k)}
             raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
+        if run.ledger.steps > int(state["steps"]):
+            raise ValueError(
+                f"this engine has made {run.ledger.steps} steps and the state only {state['steps']}: going back would "
+                "forget steps that were paid for. Load a state into a new engine, before its first step."
+            )
         run.ledger.steps = int(state["steps"])
+        run.inherited_reasons = tuple(dict.fromkeys([*run.inherited_reasons, *state["reasons"]]))
+        run.unnoised = unnoised_state(run.tape.model)
         if run.step.source is not None:
             run.step.source.restore(dict(state["source"]))
 
     @property
-    def _attached(self) -> _Run:
+    def _attached(self) -> Run:
         if self._run is None:
             raise RuntimeError("this engine is not attached to a training yet. Call make_private first.")
         return self._run
 
 
-def _check_weights(method: str, weights: str, public_data: Any) -> None:
+def _check_weights(method: str, weights: str, public_data: Any, private: Any) -> None:
     if weights not in w.SOURCES:
         raise ValueError(f"weights is {weights!r}; it must be one of {', '.join(w.SOURCES)}")
     if method == "lm-optimal" and weights not in ("public", "batch"):
@@ -294,6 +301,8 @@ def _check_weights(method: str, weights: str, public_data: Any) -> None:
         )
     if weights == "public" and public_data is None:
         raise ValueError("weights='public' needs public_data: (inputs, targets), a dataset or a data loader")
+    if public_data is not None and getattr(public_data, "dataset", public_data) is private:
+        raise ValueError("public_data is the private dataset itself. Pass examples that are public and not in it.")
 
 
 def _source(
@@ -312,50 +321,3 @@ def _generators(seed: int | None) -> tuple[torch.Generator, torch.Generator]:
     if seed is None:
         return make_generator(None), make_generator(None)
     return make_generator(2 * seed), make_generator(2 * seed + 1)
-
-
-def _standing_reasons(mechanism: Mechanism, step: PrivateStep, poisson: bool, seed: int | None) -> tuple[str, ...]:
-    reasons = []
-    if step.source is not None and step.source.reads_private_batch:
-        reasons.append(w.BATCH_REASON)
-    if not poisson:
-        reasons.append("batches are not Poisson-sampled (poisson_sampling=False): the epsilon assumes that they are")
-    if mechanism.noise_multiplier == 0:
-        reasons.append("no noise is added (noise_multiplier=0)")
-    if seed is not None:
-        reasons.append(f"the seed is fixed ({seed}): whoever knows it can subtract the noise")
-    return tuple(reasons)
-
-
-def _reasons_so_far(run: _Run) -> Sequence[str]:
-    reasons = []
-    if run.door.foreign_steps:
-        reasons.append(
-            f"{run.door.foreign_steps} of {run.ledger.steps} steps used batches that did not come from the data loader "
-            "that make_private returned"
-        )
-    if run.feed is not None and run.feed.skipped_empty:
-        reasons.append(
-            f"{run.feed.skipped_empty} empty batches were skipped: an empty batch must be stepped like any other"
-        )
-    now = _buffer_versions(run.tape.model)
-    if changed := [name for name in now if now[name] != run.buffers.get(name)]:
-        reasons.append(f"buffers {changed} changed during training; they are saved with the model and have no noise")
-    return reasons
-
-
-def _buffer_versions(module: nn.Module) -> dict[str, tuple[int, int]]:
-    return {name: (id(buffer), buffer._version) for name, buffer in module.named_buffers()}
-
-
-def _identity(run: _Run) -> dict[str, Any]:
-    mechanism, step = run.ledger.mechanism, run.step
-    return {
-        "noise_multiplier": mechanism.noise_multiplier,
-        "sample_rate": mechanism.sample_rate,
-        "clip_norm": step.clipping.clip_norm,
-        "method": step.clipping.name,
-        "weight_source": "none" if step.source is None else step.source.name,
-        "layers": list(run.tape.layers.names),
-        "accountant": run.ledger.accountant,
-    }

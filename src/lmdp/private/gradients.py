@@ -30,21 +30,21 @@ class Gradients:
     unreached: list[str]
 
     def squared_norms(self, layers: LayerMap) -> Tensor:
-        """[B, L]."""
+        """[B, L], in float64."""
         columns: list[Tensor | None] = [None] * len(layers)
 
         def add(name: str, column: Tensor) -> None:
             at = layers.index[name]
             before = columns[at]
-            columns[at] = column if before is None else before + column
+            columns[at] = column.double() if before is None else before + column
 
         for part in self.parts:
             for own, column in part.piece.squared_norms.items():
                 add(part.names[own] if own else next(iter(part.names.values())), column)
         for name, rows in self.shared.items():
             add(name, squared_row_norms(rows.reshape(len(rows), -1)))
-        like = next((c for c in columns if c is not None), torch.zeros(self.batch_size))
-        return torch.stack([torch.zeros_like(like) if c is None else c for c in columns], dim=1)
+        none = torch.zeros(self.batch_size, dtype=torch.float64)
+        return torch.stack([none if c is None else c for c in columns], dim=1)
 
     def without(self, dropped: Tensor) -> Gradients:
         """The same with these examples' gradients exactly zero."""

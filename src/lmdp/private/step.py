@@ -18,6 +18,7 @@ from lmdp.private.clipping import Clipping, usable
 from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
 from lmdp.private.gradients import Gradients
 from lmdp.private.noise import GaussianNoise
+from lmdp.private.rules.pieces import norm_floor
 from lmdp.private.tape import Tape
 from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
 
@@ -166,9 +167,9 @@ def measure(gradients: Gradients, tape: Tape, *, mean_loss: bool) -> Measured:
     """A loss averaged over B examples gives every example 1/B of its gradient; norms and sums are multiplied back."""
     factor = float(gradients.batch_size) if mean_loss else 1.0
     squared = gradients.squared_norms(tape.layers)
-    norms, bad = usable(squared.sqrt() * factor)
+    norms, bad = usable(squared.sqrt(), norm_floor(tape.dtype))
     nonfinite = int(bad.sum())
-    return Measured(gradients.without(bad) if nonfinite else gradients, tape, norms, factor, nonfinite)
+    return Measured(gradients.without(bad) if nonfinite else gradients, tape, norms * factor, factor, nonfinite)
 
 
 def batch_view(

@@ -3,9 +3,6 @@
 While a module runs, its trainable parameters are kept out of the autograd graph: the backward pass computes gradients
 of activations only, and no weight gradient that mixes examples is ever formed. A tap on the module's output receives
 the output gradient and turns it, while it is in cache, into a *piece*: per-example norms and a promise of the sum.
-
-Nothing is stored on the model. Two process-wide module hooks look up, by weak reference, whether the module that is
-running belongs to a tape; copies, pickles and state dicts of the model are those of an ordinary model.
 """
 
 from __future__ import annotations
@@ -13,36 +10,18 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from lmdp.layers import LayerMap, is_opaque, owned_parameters
+from lmdp.private import taps
 from lmdp.private.gradients import Gradients, Part
-from lmdp.private.rules import Piece, Rule, Use, generic, rule_for
-
-_OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Owner]] = weakref.WeakKeyDictionary()
-_EVAL_ONLY: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-_ROOTS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tape]] = weakref.WeakKeyDictionary()
-
-
-class Owner:
-    """A module whose trainable parameters are handled by one rule."""
-
-    def __init__(self, tape: Tape, name: str, module: nn.Module, parameters: dict[str, nn.Parameter], rule: Rule):
-        self.tape = tape
-        self.name = name
-        self.module = module
-        self.parameters = parameters
-        self.rule = rule
-        self.full_names = {own: f"{name}.{own}" if name else own for own in parameters}
-        self.trainable = frozenset(parameters)
+from lmdp.private.rules import Piece, Use, generic, rule_for
+from lmdp.private.taps import Call, Owner, RootCall
 
 
 class Tape:
@@ -57,10 +36,10 @@ class Tape:
         uses = Counter(name for o in self.owners for name in {self._canonical[f] for f in o.full_names.values()})
         self.canonical_parameters = {name: self.parameters[name] for name in layers.index}
         self._tied = {o for o in self.owners if any(uses[self._canonical[f]] > 1 for f in o.full_names.values())}
+        self.dtype = min((p.dtype for p in self.parameters.values()), key=lambda dtype: torch.finfo(dtype).bits)
         self._muted: Counter[nn.Parameter] = Counter()
-        self._anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True)
         self._paused = False
-        self.root_call: RootCall | None = None
         self._handles: list[RemovableHandle] = []
         self.generation = 0
         self.reset()
@@ -70,13 +49,13 @@ class Tape:
     # -- attaching ---------------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        _install_hooks()
-        _ROOTS[self.model] = weakref.ref(self)
+        taps.install_hooks()
+        taps.ROOTS[self.model] = weakref.ref(self)
         for name, module in self.model.named_modules():
             if isinstance(module, _BatchNorm):  # let in because it was frozen, in evaluation mode
-                _EVAL_ONLY[module] = name
+                taps.EVAL_ONLY[module] = name
         for owner in self.owners:
-            _OWNERS[owner.module] = weakref.ref(owner)
+            taps.OWNERS[owner.module] = weakref.ref(owner)
             for own, parameter in owner.parameters.items():
                 name = owner.full_names[own]
                 self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse_direct_use(name)))
@@ -85,15 +64,15 @@ class Tape:
         """Leave the model as an ordinary one."""
         _remove(self._handles)
         for owner in self.owners:
-            _OWNERS.pop(owner.module, None)
-        _ROOTS.pop(self.model, None)
+            taps.OWNERS.pop(owner.module, None)
+        taps.ROOTS.pop(self.model, None)
         for module in self.model.modules():
-            _EVAL_ONLY.pop(module, None)
+            taps.EVAL_ONLY.pop(module, None)
         self.reset()
 
     @staticmethod
     def is_attached_to(model: nn.Module) -> bool:
-        return any(m in _OWNERS or m in _ROOTS for m in model.modules())
+        return any(m in taps.OWNERS or m in taps.ROOTS for m in model.modules())
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -101,6 +80,11 @@ class Tape:
         """Forget all passes so far; their graphs can no longer deliver gradients."""
         self.generation += 1
         self._calls: Counter[Owner] = Counter()
+        self.root_call: RootCall | None = None
+        for parameter, depth in self._muted.items():
+            if depth > 0:  # a forward pass was interrupted while its module was muted
+                parameter.requires_grad_(True)
+        self._muted.clear()
         self.discard()
 
     def discard(self) -> None:
@@ -109,8 +93,13 @@ class Tape:
         self._parts: list[Part] = []
         self._shared: dict[str, Tensor] = {}
         self._reached: set[str] = set()
-        self._in_backward = False
+        self._backward_pass: int | None = None
         self._complete = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether a backward pass has come to its end since the last `take`."""
+        return self._complete
 
     @property
     def batch_size(self) -> int | None:
@@ -130,12 +119,12 @@ class Tape:
         self.reset()
         return found
 
-    def receive(self, call: _Call, use: Use) -> None:
+    def receive(self, call: Call, use: Use) -> None:
         """A tap's output gradient has arrived."""
         owner = call.owner
         if call.generation != self.generation:
             raise RuntimeError(
-                f"backward() reached '{owner.name}' through a forward pass made before the last optimizer.step(). "
+                f"backward() reached {owner} through a forward pass made before the last optimizer.step(). "
                 "Compute the loss anew in every iteration."
             )
         if self._complete:
@@ -144,8 +133,15 @@ class Tape:
                 "Add the losses and call backward() once; for batches too large for memory set "
                 "max_physical_batch_size in make_private; to throw gradients away call optimizer.zero_grad()."
             )
-        if not self._in_backward:
-            self._in_backward = True
+        current = torch._C._current_graph_task_id()
+        if self._backward_pass not in (None, current):
+            raise RuntimeError(
+                f"backward() reached {owner} while another backward pass was unfinished: one that raised (call "
+                "optimizer.zero_grad() before going on), or one that it is nested in (use "
+                "torch.utils.checkpoint with use_reentrant=False)."
+            )
+        if self._backward_pass is None:
+            self._backward_pass = current
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._check_batch(call, use)
         self._reached.update(owner.full_names.values())
@@ -164,14 +160,14 @@ class Tape:
     def _finish(self) -> None:
         self._complete = True
 
-    def _check_batch(self, call: _Call, use: Use) -> None:
+    def _check_batch(self, call: Call, use: Use) -> None:
         size = use.batch_size if call.root is None or call.root.batch_size is None else call.root.batch_size
         shapes = [tuple(g.shape) for g in use.output_grads]
         dims = [generic.output_batch_dim(use.module, i) for i in range(len(shapes))]
         if use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
             name = call.owner.name
             raise ValueError(
-                f"module '{name}' ({type(call.owner.module).__name__}) gave an output of shape {shapes[0]} in a batch "
+                f"{call.owner} gave an output of shape {shapes[0]} in a batch "
                 f"of {size} examples: its first dimension must be the example, or per-example gradients cannot be told "
                 f"apart. Keep the batch first and look positions up for every example (index.expand(batch, -1)), or "
                 f"pass generic=['{_parent(name)}'] to make_private so that the enclosing module is taken as a whole."
@@ -192,7 +188,12 @@ class Tape:
 
     def mute(self, owner: Owner) -> None:
         """Keep the owner's parameters out of the graph until `unmute`."""
-        for parameter in owner.parameters.values():
+        for own, parameter in owner.parameters.items():
+            if self._muted[parameter] == 0 and not parameter.requires_grad:
+                raise RuntimeError(
+                    f"parameter '{owner.full_names[own]}' was frozen after make_private. Call engine.detach(), freeze "
+                    "it, and call make_private again."
+                )
             self._muted[parameter] += 1
             parameter.requires_grad_(False)
 
@@ -202,128 +203,12 @@ class Tape:
             if self._muted[parameter] == 0:
                 parameter.requires_grad_(True)
 
+    def note_call(self, owner: Owner) -> None:
+        self._calls[owner] += 1
+
     @property
     def listening(self) -> bool:
         return torch.is_grad_enabled() and not self._paused
-
-    def tap(self, owner: Owner, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, rng: Tensor | None) -> Any:
-        """The same output, made to report its gradient."""
-        outputs = generic.float_tensors(output)
-        if not outputs:
-            return output
-        self._calls[owner] += 1
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        rest = [None if i in slots else leaf for i, leaf in enumerate(leaves)]
-        call = _Call(owner, self.root_call, self.generation, spec, rest, slots, rng)
-        tapped = iter(_Tap.apply(call, self._anchor, len(slots), *[leaves[i] for i in slots], *outputs))  # type: ignore[no-untyped-call]
-        return pytree.tree_map(lambda leaf: next(tapped) if generic.is_float(leaf) else leaf, output)
-
-
-@dataclass
-class RootCall:
-    """One call of the whole model, on `batch_size` examples."""
-
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True)
-class _Call:
-    owner: Owner
-    root: RootCall | None
-    generation: int
-    spec: Any
-    rest: list[Any]
-    slots: list[int]
-    rng: Tensor | None
-
-    def use(self, tensors: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
-        leaves = list(self.rest)
-        for slot, tensor in zip(self.slots, tensors):
-            leaves[slot] = tensor.detach()
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
-        size = len(first) if first is not None else -1
-        return Use(self.owner.module, self.owner.trainable, args, kwargs, output_grads, size, self.rng)
-
-
-class _Tap(torch.autograd.Function):
-    """Identity on a module's outputs that hands over the module's inputs and output gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, anchor: Tensor, n_inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.n_inputs = call, n_inputs
-        ctx.save_for_backward(*tensors[:n_inputs])  # autograd refuses if one is changed in place before backward
-        return tuple(output.detach() for output in tensors[n_inputs:])
-
-    @staticmethod
-    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
-        use = ctx.call.use(ctx.saved_tensors, tuple(g.detach() for g in output_grads))
-        ctx.call.owner.tape.receive(ctx.call, use)
-        return (None, None, None, *[None] * ctx.n_inputs, *output_grads)
-
-
-# -- process-wide hooks, installed once, inert for modules of no tape -------------------------------------------------
-
-_installed = False
-_rng_states: dict[Owner, Tensor] = {}
-
-
-def _install_hooks() -> None:
-    global _installed
-    if not _installed:
-        hooks.register_module_forward_pre_hook(_before_forward)
-        hooks.register_module_forward_hook(_after_forward, with_kwargs=True, always_call=True)
-        _installed = True
-
-
-def _owner_of(module: nn.Module) -> Owner | None:
-    reference = _OWNERS.get(module)
-    return reference() if reference is not None else None
-
-
-def _tape_of(root: nn.Module) -> Tape | None:
-    reference = _ROOTS.get(root)
-    return reference() if reference is not None else None
-
-
-def _before_forward(module: nn.Module, args: Any) -> None:
-    if module.training and module in _EVAL_ONLY:
-        raise RuntimeError(
-            f"module '{_EVAL_ONLY[module]}' ({type(module).__name__}) was put into training mode: it would mix the "
-            "examples of a batch and store their statistics. Call eval() on it after model.train(), or use "
-            "lmdp.make_compatible(model)."
-        )
-    tape = _tape_of(module)
-    if tape is not None and tape.listening:
-        tape.root_call = RootCall()
-    owner = _owner_of(module)
-    if owner is not None and owner.tape.listening:
-        owner.tape.mute(owner)
-        if owner.rule is generic.piece:
-            _rng_states[owner] = torch.get_rng_state()
-
-
-def _after_forward(module: nn.Module, args: Any, *rest: Any) -> Any:
-    # Called with (kwargs, output); after a forward that raised, torch leaves out the kwargs and the output is None.
-    kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
-    owner = _owner_of(module)
-    if owner is not None and owner.tape.listening:
-        owner.tape.unmute(owner)
-        output = owner.tape.tap(owner, args, kwargs, output, _rng_states.pop(owner, None))
-    tape = _tape_of(module)
-    if tape is not None and tape.root_call is not None and tape.listening:
-        tape.root_call.batch_size = _leading_dimension((args, kwargs))
-        tape.root_call = None
-    return output
-
-
-def _leading_dimension(inputs: Any) -> int | None:
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    return len(tensors[0]) if tensors else None
-
-
-# -- finding out who owns what ---------------------------------------------------------------------------------------
 
 
 def _find_owners(tape: Tape, whole: frozenset[str]) -> list[Owner]:

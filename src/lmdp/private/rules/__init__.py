@@ -35,7 +35,8 @@ EXACT: dict[type[nn.Module], Rule] = {
 
 def rule_for(module: nn.Module) -> Rule:
     """The exact rule where the module's computation is known, otherwise the generic one."""
-    plain = not is_opaque(module) and {n for n, _ in module.named_parameters()} <= {"weight", "bias"}
+    known = {n for n, _ in module.named_parameters()} <= {"weight", "bias"}
+    plain = known and not is_opaque(module) and "forward" not in vars(module)
     for kind, rule in EXACT.items():
         if plain and isinstance(module, kind) and _computes_like(type(module), kind):
             return rule

@@ -39,7 +39,7 @@ def piece(use: Use) -> Piece:
     }
     if geometry.weight and (geometry.groups > 1 or not prefer_gram(**sizes, batch_size=len(x))):
         return geometry.form(x, g)
-    norms = g.flatten(2).sum(2).square().sum(1) if geometry.bias else g.new_zeros(len(g))
+    norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
     if geometry.weight:
         norms = norms + geometry.gram_norms(x, g)
     return Factored(norms, x, g, geometry.contract, geometry.form)
@@ -165,7 +165,7 @@ class Geometry:
         """Squared norms of the weight gradients of a convolution without groups."""
         gradient = g.flatten(2)
         gram_g = torch.bmm(gradient.transpose(1, 2), gradient)
-        return gram_squared_norms(self._patch_gram(self.padded(x), g.shape[2:]), gram_g)
+        return gram_squared_norms(x, g, self._patch_gram(self.padded(x), g.shape[2:]), gram_g)
 
     def _patch_gram(self, x: Tensor, out: torch.Size) -> Tensor:
         """Gram matrices [B, T, T] of patches, as shifted copies of those of pixels, one axis after the other."""

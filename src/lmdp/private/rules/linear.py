@@ -34,12 +34,18 @@ def piece(use: Use) -> Piece:
     sizes = {"positions": positions, "inputs": inputs, "outputs": outputs, "weights": inputs * outputs}
     if positions != 1 and weight and not prefer_gram(**sizes, batch_size=batch):
         return expand(x, g)
-    norms = g.sum(1).square().sum(1) if bias else g.new_zeros(batch)
+    norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
     if weight and positions == 1:
-        norms = norms + x[:, 0].square().sum(1) * g[:, 0].square().sum(1)
+        norms = norms + _squares(x[:, 0]) * _squares(g[:, 0])
     elif weight:
-        norms = norms + gram_squared_norms(torch.bmm(x, x.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
+        norms = norms + gram_squared_norms(x, g, torch.bmm(x, x.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
     return Factored(norms, x, g, contract, expand)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared norms in float64: of two factors, one may be as small as the other is large."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square()
 
 
 def _positions(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the per-example gradients themselves (`Stored`), some only the layer's input and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,12 +17,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Use:
-    """One call of one module: what the tape saw of it in the forward and in the backward pass."""
+    """One call of one module: what the tape saw of it in the forward and in the backward pass.
+
+    `outputs` are kept for the generic rule only.
+    """
 
     module: nn.Module
     trainable: frozenset[str]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    outputs: tuple[Tensor, ...]
     output_grads: tuple[Tensor, ...]
     batch_size: int
     rng_state: Tensor | None = None
@@ -167,14 +172,33 @@ MOST_STORED = 2**27
 """Per-example gradients of one layer are formed only up to this many numbers."""
 
 
-def gram_squared_norms(gram_x: Tensor, gram_g: Tensor) -> Tensor:
+def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> Tensor:
     """||sum_t g_t x_tᵀ||² = sum_tu (x_t·x_u)(g_t·g_u) for each example, from [B, T, T] Gram matrices; never too low.
 
     The terms can cancel, and the rounding of large ones could then hide a norm, which would break the bound on the
-    example's contribution. Each term is off by about eps |x_t||x_u||g_t||g_u|, independently, so the sum is off by
-    about eps sum_t |x_t|²|g_t|² (at most 2.3 times that over random and adversarial inputs). Eight times that is added:
-    the norm is rounded up, by a few units in the last place unless terms cancel.
+    example's contribution. Adding 2 eps (sum_t |x_t||g_t|)² rounds the norm up: by a few units in the last place unless
+    terms cancel. (Errors are not independent where positions repeat, so nothing smaller will do.)
+
+    Squares of x or g below 1e-22 (float32) may have lost terms to underflow although the product, the gradient, is not
+    small. Such an example cannot be measured; an infinite norm removes it.
     """
-    products = (gram_x * gram_g).sum(dim=(1, 2))
-    sizes = (gram_x.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).sum(1)
-    return products.clamp(min=0) + 8 * torch.finfo(gram_x.dtype).eps * sizes
+    products = (gram_x * gram_g).sum(dim=(1, 2)).double().clamp(min=0)
+    squares_x, squares_g = (gram.diagonal(dim1=1, dim2=2).double().clamp(min=0) for gram in (gram_x, gram_g))
+    reach = (squares_x * squares_g).sqrt().sum(1)
+    info = torch.finfo(gram_x.dtype)
+    norms = products + 2 * info.eps * reach.square()
+    faint = (squares_x.sum(1) < 1e16 * info.tiny) | (squares_g.sum(1) < 1e16 * info.tiny)
+    if faint.any():
+        norms = torch.where(faint & ~_negligible(x, g), torch.full_like(norms, math.inf), norms)
+    return norms
+
+
+def _negligible(x: Tensor, g: Tensor) -> Tensor:
+    """Examples whose gradient is below the floor under which norms count as zero, whatever was lost."""
+    largest = [t.flatten(1).double().abs().amax(1) * math.sqrt(t[0].numel()) for t in (x, g)]
+    return largest[0] * largest[1] < norm_floor(x.dtype)
+
+
+def norm_floor(dtype: torch.dtype) -> float:
+    """Norms below this count as zero: the sums of squares behind them may have lost terms to underflow."""
+    return 1e4 * math.sqrt(torch.finfo(dtype).tiny)

@@ -1,0 +1,59 @@
+"""What an adversary is shown of each example: its representation at one layer, and what goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating]
+LIMIT = 8.0
+"""Standardised features are cut off here, so that one wild value cannot run an adversary."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """n examples. `views`: of augmented copies, [n, copies, width]; `outputs`: the model's own, [n, classes]."""
+
+    features: Array
+    labels: NDArray[np.int64] | None = None
+    views: Array | None = None
+    outputs: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def at(self, index: NDArray[np.int64]) -> Evidence:
+        return Evidence(
+            self.features[index],
+            None if self.labels is None else self.labels[index],
+            None if self.views is None else self.views[index],
+            None if self.outputs is None else self.outputs[index],
+        )
+
+
+@dataclass(frozen=True)
+class Standardiser:
+    """Centre and scale from the examples it was fitted on. Constant, dead, missing and wild values become harmless."""
+
+    centre: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, features: Array) -> Standardiser:
+        known = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
+        some = np.isfinite(known).any(axis=0)
+        centre = np.zeros(known.shape[1])
+        centre[some] = np.nanmedian(known[:, some], axis=0)
+        # Robust: one value of 1e30 must not flatten the rest of its column.
+        spread = np.zeros(known.shape[1])
+        low, high = np.nanquantile(known[:, some], [0.05, 0.95], axis=0) if some.any() else (0.0, 0.0)
+        spread[some] = (high - low) / 3.29
+        scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-12 * (1 + np.abs(centre)))
+        return cls(centre, scale)
+
+    def __call__(self, features: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = (features.astype(np.float64) - self.centre) * self.scale
+        return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=LIMIT, neginf=-LIMIT), -LIMIT, LIMIT)

@@ -1,0 +1,186 @@
+"""`estimate_risk`: from public data and an architecture to a risk profile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmdp.audit.attacks.output import scaled_confidence
+from lmdp.audit.attacks.probe import fit_mlp
+from lmdp.audit.calibration import averaged, calibrated
+from lmdp.audit.crossfit import Result, in_sample, require_enough
+from lmdp.audit.evidence import Evidence
+from lmdp.audit.examples import Examples, content_keys, gather, refuse_overlap
+from lmdp.audit.instrument import OUTPUT, attack_controls, attack_layers, attack_output, collect
+from lmdp.audit.metrics import Metrics, roc
+from lmdp.audit.representations import MEMORY_LIMIT, record
+from lmdp.audit.results import Leak
+from lmdp.layers import LayerMap
+from lmdp.risk.profile import PROTOCOLS, LayerRisk, RiskProfile, ShadowSummary
+from lmdp.risk.shadow import Schedule, Shadow, halves, train_shadow
+
+Progress = Callable[[str], None]
+PAPER_WIDTH, PAPER_HIDDEN, PAPER_EPOCHS = 4096, 256, 30
+
+
+def estimate_risk(
+    model_factory: Callable[[], nn.Module],
+    shadow_dataset: Any,
+    *,
+    models: int = 1,
+    protocol: str = "heldout",
+    private_dataset: Any = None,
+    schedule: Schedule | None = None,
+    seed: int = 0,
+    views: bool = True,
+    memory_limit: int = MEMORY_LIMIT,
+    progress: Progress | None = None,
+) -> RiskProfile:
+    """Estimate, on public data, how much each layer of an architecture gives away about membership.
+
+    model_factory    makes an untrained model of the private model's architecture
+    shadow_dataset   public, labelled, disjoint from the private data (checked against `private_dataset` if given)
+    models           how many shadow models; with 2 or more, scores are calibrated per example
+    protocol         "heldout": adversaries are scored on examples they never saw. "paper": also in-sample, beside the
+                     same adversary on permuted labels, and the in-sample error rates are what training uses
+    schedule         how shadow models are trained
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
+    if models < 1:
+        raise ValueError(f"models is {models}; it must be 1 or more")
+    say = progress or (lambda _: None)
+    inputs, labels = _in_content_order(shadow_dataset, seed)
+    if private_dataset is not None:
+        refuse_overlap(inputs, gather(private_dataset)[0])
+    member = halves(len(inputs), models, seed)
+    require_enough(member[0])
+    shadows = [
+        _train(
+            model_factory,
+            inputs,
+            labels,
+            member[k],
+            schedule or Schedule(),
+            seed + k,
+            say,
+            f"shadow {k + 1}/{models}: ",
+        )
+        for k in range(models)
+    ]
+
+    start = time.perf_counter()
+    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, say)
+    first = Examples(inputs, labels, member[0], 0)
+    extra = _paper(shadows[0].model, first, seed, say) if protocol == "paper" else {}
+    peak = max(leaks, key=lambda leak: leak.auc).name
+    controls = attack_controls(_fresh(model_factory, seed + models), first, peak, seed, say)
+    return RiskProfile(
+        layers=tuple(LayerRisk.of(leak, *extra.get(leak.name, (None, None))) for leak in leaks),
+        protocol=protocol,
+        controls=tuple(LayerRisk.of(Leak.of(name, result), None, None) for name, result in controls.items()),
+        reference=None if reference is None else LayerRisk.of(reference, None, None),
+        shadow=ShadowSummary(
+            models=models,
+            examples=len(inputs),
+            train_accuracy=float(np.mean([s.train_accuracy for s in shadows])),
+            test_accuracy=float(np.mean([s.test_accuracy for s in shadows])),
+            epochs=max(s.epochs for s in shadows),
+            train_seconds=sum(s.seconds for s in shadows),
+            attack_seconds=time.perf_counter() - start,
+        ),
+        seed=seed,
+    )
+
+
+def _attack(
+    shadows: list[Shadow], inputs: Tensor, labels: Tensor, seed: int, views: bool, memory_limit: int, say: Progress
+) -> tuple[list[Leak], Leak | None]:
+    """Every layer of every shadow model; with several models, each attacked with the others as references."""
+    results: list[dict[str, Result]] = []
+    outputs: list[tuple[Result | None, NDArray[np.float64]]] = []
+    names = LayerMap.of(shadows[0].model).names
+    for shadow in shadows:
+        examples = Examples(inputs, labels, shadow.member, 0)
+        collected = collect(shadow.model, examples, layers=names, seed=seed, views=views, memory_limit=memory_limit)
+        results.append(attack_layers(collected, shadow.member, seed, say))
+        evidence: Evidence = next(iter(collected.values()))
+        plain = attack_output(collected, shadow.member, seed)
+        outputs.append((plain, scaled_confidence(evidence) if plain is not None else np.zeros(0)))
+    if len(shadows) == 1:
+        only = outputs[0][0]
+        leaks = [Leak.of(name, result) for name, result in results[0].items()]
+        return leaks, None if only is None else Leak.of(OUTPUT, only)
+    member = np.stack([shadow.member for shadow in shadows])
+    leaks = [_calibrated_leak(name, [r[name] for r in results], member, seed) for name in results[0]]
+    if outputs[0][0] is None:
+        return leaks, None
+    lira = calibrated(np.stack([confidence for _, confidence in outputs]), member, seed)
+    metrics = averaged([part.metrics for part in lira])
+    return leaks, _leak(OUTPUT, metrics, lira[0].folds, f"confidence + {lira[0].method}")
+
+
+def _calibrated_leak(name: str, results: list[Result], member: NDArray[np.bool_], seed: int) -> Leak:
+    scores = np.stack([_unit_scale(result.scores) for result in results])
+    parts = calibrated(scores, member, seed)
+    metrics = averaged([part.metrics for part in parts])
+    return _leak(name, metrics, parts[0].folds, f"{results[0].attack} + {parts[0].method}")
+
+
+def _leak(name: str, metrics: Metrics, folds: Any, attack: str) -> Leak:
+    fpr, tpr = roc(folds)
+    return Leak.from_metrics(name, metrics, attack, (tuple(fpr), tuple(tpr)))
+
+
+def _unit_scale(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((scores - scores.mean()) / (scores.std() + 1e-12))
+
+
+def _paper(model: nn.Module, examples: Examples, seed: int, say: Progress) -> dict[str, tuple[float, float]]:
+    """Layer → (in-sample accuracy, the same on permuted membership), on whole representations as in the paper."""
+    say("the paper's protocol: adversaries on their own training set, and on permuted labels")
+    attack = partial(fit_mlp, hidden=PAPER_HIDDEN, epochs=PAPER_EPOCHS, decay=0.0)
+    permuted = np.random.default_rng(seed).permutation(examples.member)
+    found = {}
+    for name in LayerMap.of(model).names:
+        rows = record(model, examples.inputs, layers=[name], width=PAPER_WIDTH, seed=seed, pool=False).layers[name]
+        evidence = Evidence(rows)
+        found[name] = (in_sample(evidence, examples.member, attack, seed), in_sample(evidence, permuted, attack, seed))
+    return found
+
+
+def _train(
+    factory: Callable[[], nn.Module],
+    inputs: Tensor,
+    labels: Tensor,
+    member: NDArray[np.bool_],
+    schedule: Schedule,
+    seed: int,
+    say: Progress,
+    prefix: str,
+) -> Shadow:
+    return train_shadow(_fresh(factory, seed), inputs, labels, member, schedule, seed, lambda text: say(prefix + text))
+
+
+def _fresh(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return factory()
+
+
+def _in_content_order(dataset: Any, seed: int) -> tuple[Tensor, Tensor]:
+    """Distinct examples, ordered by content, so that the estimate does not depend on how they were given."""
+    inputs, labels = gather(dataset)
+    if labels is None:
+        raise ValueError("the shadow data has no labels; a shadow model is trained on (input, label) examples")
+    keys = content_keys(inputs, str(seed))
+    order = sorted({key: i for i, key in enumerate(keys)}.items())
+    index = torch.tensor([i for _, i in order])
+    return inputs[index].float(), labels[index].long()

@@ -1,0 +1,223 @@
+"""The risk profile: per-layer error rates of the best membership adversary, with everything needed to judge them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lmdp.audit.metrics import Interval
+from lmdp.audit.results import Leak, table
+
+FORMAT = 1
+PROTOCOLS = ("heldout", "paper")
+
+
+@dataclass(frozen=True)
+class LayerRisk:
+    """One layer. `interval` is that of the AUC; `in_sample` and `null` are set by the paper's protocol only."""
+
+    name: str
+    error_rate: float
+    error_rate_interval: Interval
+    accuracy: float
+    auc: float
+    interval: Interval
+    tpr_at_1pct: float
+    tpr_at_01pct: float | None
+    attack: str
+    in_sample: float | None = None
+    null: float | None = None
+
+    @classmethod
+    def of(cls, leak: Leak, in_sample: float | None, null: float | None) -> LayerRisk:
+        return cls(
+            leak.name,
+            leak.error_rate,
+            leak.error_rate_interval,
+            leak.accuracy,
+            leak.auc,
+            leak.interval,
+            leak.tpr_at_1pct,
+            leak.tpr_at_01pct,
+            leak.attack,
+            in_sample,
+            null,
+        )
+
+
+@dataclass(frozen=True)
+class ShadowSummary:
+    """How the shadow models were trained, and how long training and attacking took."""
+
+    models: int
+    examples: int
+    train_accuracy: float
+    test_accuracy: float
+    epochs: int
+    train_seconds: float
+    attack_seconds: float
+
+
+@dataclass(frozen=True)
+class RiskProfile:
+    """Per-layer risk of an architecture, estimated on public data. Pass it to `make_private(risk=...)`."""
+
+    layers: tuple[LayerRisk, ...]
+    protocol: str
+    controls: tuple[LayerRisk, ...]
+    reference: LayerRisk | None
+    shadow: ShadowSummary
+    seed: int
+    format: int = FORMAT
+
+    @property
+    def error_rates(self) -> dict[str, float]:
+        """Layer name → error rate, in layer order: held out, or in-sample under the paper's protocol."""
+        if self.protocol == "paper":
+            return {layer.name: 1 - (layer.in_sample or 0.0) for layer in self.layers}
+        return {layer.name: layer.error_rate for layer in self.layers}
+
+    @property
+    def peak(self) -> LayerRisk:
+        return max(self.layers, key=lambda layer: layer.auc)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> RiskProfile:
+        """Read a saved profile; a file that is not one is refused with the field that is wrong."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a risk profile: it is not JSON ({error})") from None
+        return cls.from_dict(content, str(path))
+
+    @classmethod
+    def from_dict(cls, content: Any, origin: str = "risk profile") -> RiskProfile:
+        root = _Reader(content, origin)
+        if root.integer("format") != FORMAT:
+            raise ValueError(f"{origin}: format is {content['format']}; this version of lmdp reads format {FORMAT}")
+        protocol = root.text("protocol")
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"{origin}: protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
+        layers = tuple(_layer(reader) for reader in root.each("layers"))
+        if not layers:
+            raise ValueError(f"{origin}: layers is empty; a profile has at least 1 layer")
+        if len({layer.name for layer in layers}) < len(layers):
+            raise ValueError(f"{origin}: layers has two layers of the same name")
+        if protocol == "paper" and any(layer.in_sample is None for layer in layers):
+            raise ValueError(f"{origin}: layers lack in_sample, which protocol 'paper' needs")
+        reference = root.optional("reference")
+        shadow = root.inner("shadow")
+        return cls(
+            layers=layers,
+            protocol=protocol,
+            controls=tuple(_layer(reader) for reader in root.each("controls")),
+            reference=None if reference is None else _layer(reference),
+            shadow=ShadowSummary(
+                shadow.integer("models"),
+                shadow.integer("examples"),
+                shadow.number("train_accuracy", 0, 1),
+                shadow.number("test_accuracy", 0, 1),
+                shadow.integer("epochs"),
+                shadow.number("train_seconds", 0, math.inf),
+                shadow.number("attack_seconds", 0, math.inf),
+            ),
+            seed=root.integer("seed"),
+        )
+
+    def __str__(self) -> str:
+        rows = [*self.layers, *self.controls, *([self.reference] if self.reference else [])]
+        text = table(rows)
+        if any(layer.in_sample is not None for layer in self.layers):
+            text += "\nin-sample accuracy (and on permuted labels): " + ", ".join(
+                f"{layer.name} {layer.in_sample:.3f} ({layer.null:.3f})" for layer in self.layers
+            )
+        s = self.shadow
+        return (
+            f"{text}\nshadow: {s.models} model(s) on half of {s.examples} examples, train accuracy "
+            f"{s.train_accuracy:.3f}, test accuracy {s.test_accuracy:.3f}; training {s.train_seconds:.0f} s, attacks "
+            f"{s.attack_seconds:.0f} s"
+        )
+
+
+class _Reader:
+    """Reads fields of a JSON object, and names the field that is missing or wrong."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, Mapping):
+            raise ValueError(f"{where} is a {type(content).__name__}; it must be an object with fields")
+        self._content, self._where = content, where
+
+    def _get(self, name: str) -> Any:
+        if name not in self._content:
+            raise ValueError(f"{self._where} lacks the field '{name}'")
+        return self._content[name]
+
+    def _wrong(self, name: str, value: Any, wanted: str) -> ValueError:
+        return ValueError(f"{self._where}: {name} is {str(value)[:60]!r}; it must be {wanted}")
+
+    def text(self, name: str) -> str:
+        value = self._get(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "text")
+        return value
+
+    def integer(self, name: str) -> int:
+        value = self._get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(name, value, "a whole number")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float:
+        return self._number(name, self._get(name), low, high)
+
+    def _number(self, name: str, value: Any, low: float, high: float) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise self._wrong(name, value, f"a number between {low:g} and {high:g}")
+        return float(value)
+
+    def share(self, name: str) -> float:
+        return self.number(name, 0, 1)
+
+    def optional_share(self, name: str) -> float | None:
+        return None if self._content.get(name) is None else self.share(name)
+
+    def interval(self, name: str) -> Interval:
+        value = self._get(name)
+        if not isinstance(value, list) or len(value) != 2:
+            raise self._wrong(name, value, "two numbers")
+        return self._number(name, value[0], 0, 1), self._number(name, value[1], 0, 1)
+
+    def inner(self, name: str) -> _Reader:
+        return _Reader(self._get(name), f"{self._where}: {name}")
+
+    def optional(self, name: str) -> _Reader | None:
+        return None if self._content.get(name) is None else self.inner(name)
+
+    def each(self, name: str) -> list[_Reader]:
+        value = self._get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list")
+        return [_Reader(item, f"{self._where}: {name}[{i}]") for i, item in enumerate(value)]
+
+
+def _layer(reader: _Reader) -> LayerRisk:
+    return LayerRisk(
+        name=reader.text("name"),
+        error_rate=reader.share("error_rate"),
+        error_rate_interval=reader.interval("error_rate_interval"),
+        accuracy=reader.share("accuracy"),
+        auc=reader.share("auc"),
+        interval=reader.interval("interval"),
+        tpr_at_1pct=reader.share("tpr_at_1pct"),
+        tpr_at_01pct=reader.optional_share("tpr_at_01pct"),
+        attack=reader.text("attack"),
+        in_sample=reader.optional_share("in_sample"),
+        null=reader.optional_share("null"),
+    )

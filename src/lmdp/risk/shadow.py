@@ -1,0 +1,97 @@
+"""Shadow models: the private model's architecture, trained without noise on half of the public data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmdp.audit.representations import evaluation
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a shadow model is trained: until it fits its half (`enough` of it) or the epochs are used up."""
+
+    epochs: int = 100
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    enough: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
+            raise ValueError(f"{self}: epochs and batch_size must be 1 or more, learning_rate above 0")
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A trained shadow model, which examples it was trained on, and how well it does on these and on the others."""
+
+    model: nn.Module
+    member: NDArray[np.bool_]
+    train_accuracy: float
+    test_accuracy: float
+    epochs: int
+    seconds: float
+
+
+def halves(size: int, models: int, seed: int) -> NDArray[np.bool_]:
+    """[models, size]: who is a member of which model's half. Models come in pairs with opposite halves."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range((models + 1) // 2):
+        member = np.zeros(size, dtype=np.bool_)
+        member[generator.permutation(size)[: size // 2]] = True
+        rows += [member, ~member]
+    return np.stack(rows[:models])
+
+
+def train_shadow(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    member: NDArray[np.bool_],
+    schedule: Schedule,
+    seed: int,
+    say: Progress,
+) -> Shadow:
+    """Train on the member half by Adam, and report accuracy on both halves as it goes."""
+    start = time.perf_counter()
+    index = torch.from_numpy(np.flatnonzero(member))
+    others = torch.from_numpy(np.flatnonzero(~member))
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
+    model.train()
+    if inputs.dim() == 4:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train = test = 0.0
+    epoch = 0
+    for epoch in range(1, schedule.epochs + 1):
+        right = 0
+        for some in index[torch.randperm(len(index), generator=generator)].split(schedule.batch_size):
+            optimizer.zero_grad()
+            logits = model(inputs[some])
+            F.cross_entropy(logits, labels[some]).backward()
+            optimizer.step()
+            right += int((logits.argmax(1) == labels[some]).sum())
+        running = right / len(index)
+        if running >= schedule.enough or epoch in (1, schedule.epochs) or epoch % 10 == 0:
+            train, test = accuracy(model, inputs, labels, index), accuracy(model, inputs, labels, others)
+            say(f"epoch {epoch}: train accuracy {train:.3f}, test accuracy {test:.3f}")
+            if train >= schedule.enough:
+                break
+    return Shadow(model, member, train, test, epoch, time.perf_counter() - start)
+
+
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, index: Tensor) -> float:
+    with evaluation(model), torch.no_grad():
+        right = sum(int((model(inputs[some]).argmax(1) == labels[some]).sum()) for some in index.split(512))
+    return right / max(1, len(index))
