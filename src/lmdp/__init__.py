@@ -4,10 +4,46 @@ public shadow data → shadow model → representations → adversaries → **ri
 (norms → scales → weighted sums → noise → step, accountant beside it) → model → **audit** → report.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lmdp.accounting import PrivacyStatement
 from lmdp.layers import Layer, LayerMap
 from lmdp.private import PrivacyEngine, make_compatible
 
+if TYPE_CHECKING:
+    from lmdp.audit import AuditReport, audit, audit_embeddings
+    from lmdp.risk import RiskProfile, estimate_risk
+
 __version__ = "0.1.0"
 
-__all__ = ["Layer", "LayerMap", "PrivacyEngine", "PrivacyStatement", "make_compatible"]
+__all__ = [
+    "AuditReport",
+    "Layer",
+    "LayerMap",
+    "PrivacyEngine",
+    "PrivacyStatement",
+    "RiskProfile",
+    "audit",
+    "audit_embeddings",
+    "estimate_risk",
+    "make_compatible",
+]
+
+_ROOM_OF = {
+    "AuditReport": "lmdp.audit",
+    "RiskProfile": "lmdp.risk",
+    "audit_embeddings": "lmdp.audit",
+    "estimate_risk": "lmdp.risk",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms that need scikit-learn are opened when they are first asked for."""
+    if name == "audit":
+        return importlib.import_module("lmdp.audit")
+    if name in _ROOM_OF:
+        return getattr(importlib.import_module(_ROOM_OF[name]), name)
+    raise AttributeError(f"module 'lmdp' has no attribute {name!r}")

@@ -6,7 +6,9 @@ bounded width: the adversary's input then has the same size for every layer, wha
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +44,7 @@ class Recording:
 
     layers: dict[str, NDArray[np.float32]]
     outputs: NDArray[np.float32] | None
-    folder: tempfile.TemporaryDirectory[str] | None
+    folder: Path | None
 
 
 def record(
@@ -64,7 +66,7 @@ def record(
     kept: dict[str, NDArray[np.float32]] = {}
     outputs: NDArray[np.float32] | None = None
     spill = len(taps) * len(inputs) * width * 4 > memory_limit
-    folder = tempfile.TemporaryDirectory(prefix="lmdp-") if spill else None
+    folder = Path(tempfile.mkdtemp(prefix="lmdp-")) if spill else None
     caught: dict[str, Tensor] = {}
     with evaluation(model), torch.no_grad(), _listening(taps, caught):
         for start in range(0, len(inputs), BATCH):
@@ -79,7 +81,10 @@ def record(
                 if outputs is None:
                     outputs = np.empty((len(inputs), result.shape[1]), dtype=np.float32)
                 outputs[start : start + len(result)] = result.float().numpy()
-    return Recording(kept, outputs, folder)
+    recording = Recording(kept, outputs, folder)
+    if folder is not None:
+        weakref.finalize(recording, shutil.rmtree, folder, ignore_errors=True)
+    return recording
 
 
 def tap_modules(model: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:
@@ -147,8 +152,8 @@ def _listening(taps: dict[str, nn.Module], caught: dict[str, Tensor]) -> Iterato
             handle.remove()
 
 
-def _allocate(n: int, width: int, folder: tempfile.TemporaryDirectory[str] | None, number: int) -> NDArray[np.float32]:
+def _allocate(n: int, width: int, folder: Path | None, number: int) -> NDArray[np.float32]:
     if folder is None:
         return np.empty((n, width), dtype=np.float32)
-    path = Path(folder.name) / f"layer{number}.npy"
+    path = folder / f"layer{number}.npy"
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, width))

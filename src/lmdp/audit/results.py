@@ -68,6 +68,11 @@ class Leak:
         """Whether the interval lies above chance."""
         return self.interval[0] > 0.5
 
+    @property
+    def fires(self) -> bool:
+        """For a control: whether it lies above chance beyond doubt (one in two thousand by luck)."""
+        return self.auc - 3.29 * self.auc_error > 0.5
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -98,7 +103,7 @@ class AuditReport:
     @property
     def verdict(self) -> str:
         """One sentence, and nothing that the intervals do not support."""
-        shifted = [c for c in self.controls if c.found]
+        shifted = [c for c in self.controls if c.fires]
         if shifted:
             return (
                 f"Members and non-members differ before any training is looked at (control '{shifted[0].name}': AUC "

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from lmdp.private.clipping import clipped_norm, over, total
@@ -199,6 +198,8 @@ def bias_optimal(A: Tensor, B: Tensor) -> Tensor:
     monotonically in λ from 0, so there is one root. In the hard case (B vanishes where A is smallest) the norm may
     stay below 1 up to λ = min A; that coordinate then takes what is missing.
     """
+    from scipy.optimize import brentq  # here, because importing it takes longer than everything else in lmdp
+
     scale = float(torch.maximum(A.abs().max(), B.abs().max()))
     if not (math.isfinite(scale) and scale > 0):
         return torch.full_like(A, 1 / math.sqrt(len(A)))
