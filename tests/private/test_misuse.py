@@ -139,11 +139,16 @@ def test_an_interrupted_forward_leaves_nothing_muted() -> None:
             if self.interrupt:
                 raise KeyboardInterrupt
 
-    engine, model, *_ = private(Interrupting())
+    engine, model, optimizer, loader = private(Interrupting())
     model.interrupt = True
     with pytest.raises(KeyboardInterrupt):
         model(batch()[0])
     model.interrupt = False
+    train(model, optimizer, loader)
+    assert engine.steps == len(loader)
+    model.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        model(batch()[0])
     engine.detach()
     assert all(p.requires_grad for p in model.parameters())
 

@@ -80,15 +80,15 @@ class Tape:
         """Forget all passes so far; their graphs can no longer deliver gradients."""
         self.generation += 1
         self._calls: Counter[Owner] = Counter()
+        self.discard()
+
+    def discard(self) -> None:
+        """Throw away gradients that have arrived. A forward pass already made may still be followed by backward."""
         self.root_call: RootCall | None = None
         for parameter, depth in self._muted.items():
             if depth > 0:  # a forward pass was interrupted while its module was muted
                 parameter.requires_grad_(True)
         self._muted.clear()
-        self.discard()
-
-    def discard(self) -> None:
-        """Throw away gradients that have arrived. A forward pass already made may still be followed by backward."""
         self._batch_size: int | None = None
         self._parts: list[Part] = []
         self._shared: dict[str, Tensor] = {}
