@@ -26,4 +26,3 @@ def test_an_overfitted_shallow_network_leaks_in_its_last_layers_only() -> None:
     assert profile.shadow.train_accuracy >= 0.99
     assert last.interval[0] > first.interval[1]
     assert first.interval[0] <= 0.5
-    assert profile.shadow.attack_seconds <= profile.shadow.train_seconds * 2
