@@ -19,7 +19,7 @@ from lmdp.audit.crossfit import Result, in_sample, require_enough
 from lmdp.audit.evidence import Evidence
 from lmdp.audit.examples import Examples, content_keys, gather, refuse_overlap
 from lmdp.audit.instrument import OUTPUT, attack_controls, attack_layers, attack_output, collect
-from lmdp.audit.metrics import Metrics, roc
+from lmdp.audit.metrics import roc
 from lmdp.audit.representations import MEMORY_LIMIT, record
 from lmdp.audit.results import Leak
 from lmdp.layers import LayerMap
@@ -120,23 +120,23 @@ def _attack(
         return leaks, None if only is None else Leak.of(OUTPUT, only)
     member = np.stack([shadow.member for shadow in shadows])
     leaks = [_calibrated_leak(name, [r[name] for r in results], member, seed) for name in results[0]]
-    if outputs[0][0] is None:
+    known = [(result, confidence) for result, confidence in outputs if result is not None]
+    if len(known) < len(shadows):
         return leaks, None
-    lira = calibrated(np.stack([confidence for _, confidence in outputs]), member, seed)
-    metrics = averaged([part.metrics for part in lira])
-    return leaks, _leak(OUTPUT, metrics, lira[0].folds, f"confidence + {lira[0].method}")
+    lira = _calibrated(OUTPUT, "confidence", np.stack([confidence for _, confidence in known]), member, seed)
+    fitted = _calibrated_leak(OUTPUT, [result for result, _ in known], member, seed)
+    return leaks, max(lira, fitted, key=lambda leak: leak.auc)  # the stronger: a reference may be flattered
 
 
 def _calibrated_leak(name: str, results: list[Result], member: NDArray[np.bool_], seed: int) -> Leak:
-    scores = np.stack([_unit_scale(result.scores) for result in results])
+    return _calibrated(name, results[0].attack, np.stack([_unit_scale(r.scores) for r in results]), member, seed)
+
+
+def _calibrated(name: str, attack: str, scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int) -> Leak:
     parts = calibrated(scores, member, seed)
+    fpr, tpr = roc(parts[0].folds)
     metrics = averaged([part.metrics for part in parts])
-    return _leak(name, metrics, parts[0].folds, f"{results[0].attack} + {parts[0].method}")
-
-
-def _leak(name: str, metrics: Metrics, folds: Any, attack: str) -> Leak:
-    fpr, tpr = roc(folds)
-    return Leak.from_metrics(name, metrics, attack, (tuple(fpr), tuple(tpr)))
+    return Leak.from_metrics(name, metrics, f"{attack} + {parts[0].method}", (tuple(fpr), tuple(tpr)))
 
 
 def _unit_scale(scores: NDArray[np.float64]) -> NDArray[np.float64]:
