@@ -92,6 +92,24 @@ def test_bare_parameters_and_opaque_modules_are_one_layer_each() -> None:
     assert "attention.out_proj.weight" in layers[1].parameters
 
 
+def test_a_forward_that_assigns_to_the_model_leaves_no_symbols_in_it() -> None:
+    class Assigning(Backwards):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+            self.last: object = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = self.mean + x.mean()
+            self.last = x
+            return super().forward(x)
+
+    model = Assigning()
+    assert LayerMap.of(model).names == ("body", "head")
+    assert isinstance(model.mean, Tensor)
+    assert model.last is None
+
+
 def test_reading_the_layers_changes_nothing() -> None:
     model = Backwards().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}

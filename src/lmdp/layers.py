@@ -135,9 +135,18 @@ class _OrderTracer(torch.fx.Tracer):
         return bool(childless or is_opaque(m) or super().is_leaf_module(m, module_qualified_name))
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> torch.fx.Graph:
-        training = {m: m.training for m in root.modules()}
+        """Tracing runs the model's forward on symbols; whatever that assigns to a module is put back afterwards."""
+        before = [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in root.modules()]
         try:
             return super().trace(root, concrete_args)
         finally:
-            for m, mode in training.items():
-                m.training = mode
+            for module, attributes, parameters, buffers in before:
+                vars(module).clear()
+                vars(module).update(attributes)
+                _put_back(module._parameters, parameters)
+                _put_back(module._buffers, buffers)
+
+
+def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
+    now.clear()
+    now.update(before)

@@ -176,8 +176,9 @@ def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> 
     """||sum_t g_t x_tᵀ||² = sum_tu (x_t·x_u)(g_t·g_u) for each example, from [B, T, T] Gram matrices; never too low.
 
     The terms can cancel, and the rounding of large ones could then hide a norm, which would break the bound on the
-    example's contribution. Adding 2 eps (sum_t |x_t||g_t|)² rounds the norm up: by a few units in the last place unless
-    terms cancel. (Errors are not independent where positions repeat, so nothing smaller will do.)
+    example's contribution. Adding 8 eps (sum_t |x_t||g_t|)² rounds the norm up: by a few units in the last place unless
+    terms cancel. (Errors are not independent where positions repeat, so a sum of squares will not do; with a factor of 2
+    cases are known that fail.)
 
     Squares of x or g below 1e-22 (float32) may have lost terms to underflow although the product, the gradient, is not
     small. Such an example cannot be measured; an infinite norm removes it.
@@ -186,7 +187,7 @@ def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> 
     squares_x, squares_g = (gram.diagonal(dim1=1, dim2=2).double().clamp(min=0) for gram in (gram_x, gram_g))
     reach = (squares_x * squares_g).sqrt().sum(1)
     info = torch.finfo(gram_x.dtype)
-    norms = products + 2 * info.eps * reach.square()
+    norms = products + 8 * info.eps * reach.square()
     faint = (squares_x.sum(1) < 1e16 * info.tiny) | (squares_g.sum(1) < 1e16 * info.tiny)
     if faint.any():
         norms = torch.where(faint & ~_negligible(x, g), torch.full_like(norms, math.inf), norms)

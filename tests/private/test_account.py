@@ -1,0 +1,193 @@
+"""What the account counts, who the generators are, and what a state or a graph of another time may not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lmdp
+from lmdp.accounting import AccountantName, Mechanism, calibrate_noise, epsilon_spent
+from lmdp.private.engine import _generators
+from tests.private.test_engine import BATCH, N, Small, data, private, refuse, train
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("method", ["dpsgd", "lm"])
+def test_the_account_is_of_the_whole_noise_multiplier_by_the_chosen_accountant(
+    method: str, accountant: AccountantName
+) -> None:
+    """With a weight statistic the gradient has more noise than this; the pair of releases has exactly this much."""
+    model = Small()
+    engine = lmdp.PrivacyEngine(accountant=accountant)
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=data(),
+        noise_multiplier=1.3,
+        max_grad_norm=0.5,
+        method=method,
+        weight_budget=0.4,
+    )
+    train(model, optimizer, loader)
+    expected = epsilon_spent(Mechanism(1.3, BATCH / N), steps=len(loader), delta=1e-5, accountant=accountant)
+    assert engine.get_epsilon(1e-5) == expected
+    statement = engine.privacy_statement(1e-5)
+    assert (statement.epsilon, statement.noise_multiplier, statement.accountant) == (expected, 1.3, accountant)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_the_noise_for_a_target_is_calibrated_by_the_chosen_accountant_for_every_draw(
+    accountant: AccountantName,
+) -> None:
+    """43 examples in batches of 8 are 6 draws a pass, not 43 / 8: all 12 of two passes must fit."""
+    model = Small()
+    engine = lmdp.PrivacyEngine(accountant=accountant)
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=data(43, 8),
+        target_epsilon=4.0,
+        target_delta=1e-5,
+        epochs=2,
+        max_grad_norm=1.0,
+    )
+    assert engine.noise_multiplier == calibrate_noise(
+        target_epsilon=4.0, target_delta=1e-5, sample_rate=8 / 43, steps=12, accountant=accountant
+    )
+    train(model, optimizer, loader, epochs=2)
+    assert engine.steps == 12
+    assert 3.9 < engine.get_epsilon(1e-5) <= 4.0
+
+
+def test_a_step_that_fails_while_it_releases_has_been_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, model, optimizer, loader = private()
+
+    def crash(_: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._attached.step.source, "observe", crash)
+    x, y = next(iter(loader))
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert model.head.weight.grad is not None  # it had left
+    assert engine.steps == 1
+
+
+def test_no_generator_of_a_run_can_be_had_from_its_32_bit_seed() -> None:
+    engine, _, _, loader = private()
+    noise, sampling = engine._attached.step._noise._generator, loader.batch_sampler.generator
+    assert noise is not sampling
+    for generator in (noise, sampling):
+        reseeded = torch.Generator().manual_seed(generator.initial_seed())
+        assert not torch.equal(generator.get_state(), reseeded.get_state())
+
+
+def test_the_global_seed_does_not_reach_the_sampling() -> None:
+    def drawn() -> Tensor:
+        _, _, _, loader = private(data_loader=data(400, 40))
+        torch.manual_seed(0)
+        return torch.cat([x for x, _ in loader]).flatten()
+
+    one, other = drawn(), drawn()
+    assert one.shape != other.shape or not torch.equal(one, other)
+
+
+def test_sampling_and_noise_never_share_a_stream() -> None:
+    for seed in (None, 0, 3):
+        first, second = (torch.rand(8, generator=generator) for generator in _generators(seed))
+        assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"noise_multiplier": 2.0}, "noise_multiplier"),
+        ({"data_loader": data(40, 10)}, "sample_rate"),
+        ({"max_grad_norm": 2.0}, "clip_norm"),
+        ({"method": "dpsgd"}, "method"),
+        ({"weights": "fixed"}, "weight_source"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(36, 3))}, "layers"),
+    ],
+)
+def test_a_state_of_other_privacy_parameters_is_refused_by_their_name(change: dict[str, Any], named: str) -> None:
+    state = private()[0].state_dict()
+    with pytest.raises(ValueError, match=f"differ: .*'{named}'"):
+        private(**change)[0].load_state_dict(state)
+
+
+def test_a_buffer_that_training_replaces_is_not_certified() -> None:
+    class Replacing(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = self.mean + x.detach().mean()
+            return super().forward(x)
+
+    engine, model, optimizer, loader = private(Replacing())
+    train(model, optimizer, loader)
+    assert "['mean'] changed" in engine.privacy_statement(1e-5).reasons[0]
+
+
+def test_a_frozen_parameter_with_an_old_gradient_is_refused() -> None:
+    """An optimizer would go on moving it by a gradient that has no noise."""
+    model = Small()
+    x, y = torch.randn(4, 1, 6, 6), torch.randint(0, 3, (4,))
+    F.cross_entropy(model(x), y).backward()
+    model.conv.requires_grad_(False)
+    _, model, optimizer, _ = private(model)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="without noise"):
+        optimizer.step()
+
+
+def test_a_graph_from_before_the_last_step_is_refused_even_where_autograd_would_take_it() -> None:
+    """The only layer of a linear model needs no weight in its backward pass, so autograd sees nothing wrong."""
+    _, model, optimizer, _ = private(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
+    x, y = torch.randn(4, 1, 6, 6), torch.randint(0, 3, (4,))
+    old = F.cross_entropy(model(x), y)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"made before the last optimizer.step\(\)"):
+        old.backward()
+
+
+def test_one_loss_of_two_different_batches_is_refused() -> None:
+    """One row would be added to each of four examples."""
+    engine, model, *_ = private()
+    x = torch.randn(4, 1, 6, 6)
+    assert engine.steps == 0
+    with pytest.raises(ValueError, match=r"batches of \d and of \d examples"):
+        (model(x).sum() + model(x[:1]).sum()).backward()
+
+
+def test_a_parameter_that_only_earlier_steps_reached_is_named() -> None:
+    class Wavering(Small):
+        def forward(self, x: Tensor, plain: bool = False) -> Tensor:
+            return super().forward(x) if plain else self.head(torch.flatten(x.expand(-1, 4, -1, -1), 1))
+
+    _, model, optimizer, _ = private(Wavering())
+    x, y = torch.randn(4, 1, 6, 6), torch.randint(0, 3, (4,))
+    F.cross_entropy(model(x, plain=True), y).backward()
+    optimizer.step()
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"no gradient reached \['conv.weight', 'conv.bias', 'norm.weight'"):
+        optimizer.step()
+
+
+def test_a_risk_mapping_is_read_by_layer_name_whatever_its_order() -> None:
+    by_name, *_ = private(risk={"head": 0.1, "conv": 0.4})
+    in_order, *_ = private(risk=[0.4, 0.1])
+    assert by_name.layer_weights == in_order.layer_weights
+    assert by_name.layer_weights[0] > by_name.layer_weights[1]
+
+
+@pytest.mark.parametrize("option", ["max_norm", "scale_grad_by_freq"])
+def test_an_embedding_bag_that_touches_other_examples_is_refused(option: str) -> None:
+    refuse(option, nn.EmbeddingBag(4, 4, mode="sum", **{option: True}))
