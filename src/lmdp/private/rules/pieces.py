@@ -177,8 +177,8 @@ def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> 
 
     The terms can cancel, and the rounding of large ones could then hide a norm, which would break the bound on the
     example's contribution. Adding 8 eps (sum_t |x_t||g_t|)² rounds the norm up: by a few units in the last place unless
-    terms cancel. (Errors are not independent where positions repeat, so a sum of squares will not do; with a factor of 2
-    cases are known that fail.)
+    terms cancel. (Errors are not independent where positions repeat, so a sum of squares will not do; with a factor of
+    2 there are cases that fail.)
 
     Squares of x or g below 1e-22 (float32) may have lost terms to underflow although the product, the gradient, is not
     small. Such an example cannot be measured; an infinite norm removes it.
