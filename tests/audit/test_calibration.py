@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from lmdp.audit.calibration import CALIBRATIONS, averaged, calibrated, likelihood_ratio, relative
 from lmdp.risk.shadow import halves
@@ -45,9 +46,18 @@ def test_two_models_are_enough_to_calibrate_at_all() -> None:
         assert np.isfinite(method(scores[0], scores[1:], member[1:])).all()
 
 
-def test_halves_come_in_opposite_pairs() -> None:
-    member = halves(101, 5, 3)
-    assert member.shape == (5, 101)
-    assert np.array_equal(member[0], ~member[1])
-    assert np.array_equal(member[2], ~member[3])
-    assert member[0].sum() == 50
+@pytest.mark.parametrize("models", [2, 4, 8])
+def test_who_is_in_the_reference_models_tells_nothing_about_the_attacked_one(models: int) -> None:
+    """Without a leak no calibration may find one. Halves in opposite pairs fail this by far."""
+    found = []
+    for seed in range(12):
+        scores, member = world(models, seed=seed, lift=0.0)
+        found += [(r.metrics.auc - 0.5) / r.metrics.auc_error for r in calibrated(scores, member, seed)[:1]]
+    assert abs(np.mean(found)) < 3 / np.sqrt(12)
+    assert np.abs(found).max() < 4
+
+
+def test_halves_are_halves_drawn_independently() -> None:
+    member = halves(2001, 6, 3)
+    assert (member.sum(1) == 1000).all()
+    assert np.abs(np.corrcoef(member) - np.eye(6)).max() < 0.1

@@ -44,14 +44,16 @@ class Shadow:
 
 
 def halves(size: int, models: int, seed: int) -> NDArray[np.bool_]:
-    """[models, size]: who is a member of which model's half. Models come in pairs with opposite halves."""
+    """[models, size]: who is a member of which model's half, drawn independently for every model.
+
+    Halves that are balanced against each other (opposite pairs) would tell, by who is in the reference models, who is
+    in the attacked one: calibration would then find membership where there is no leak.
+    """
     generator = np.random.default_rng(seed)
-    rows = []
-    for _ in range((models + 1) // 2):
-        member = np.zeros(size, dtype=np.bool_)
-        member[generator.permutation(size)[: size // 2]] = True
-        rows += [member, ~member]
-    return np.stack(rows[:models])
+    member = np.zeros((models, size), dtype=np.bool_)
+    for row in member:
+        row[generator.permutation(size)[: size // 2]] = True
+    return member
 
 
 def train_shadow(
