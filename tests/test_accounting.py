@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmdp.accounting import Ledger, Mechanism, PrivacyStatement, calibrate_noise, epsilon_spent
+from lmdp.accounting import AccountantName, Ledger, Mechanism, PrivacyStatement, calibrate_noise, epsilon_spent
 
 GRID = [
     (sigma, rate, steps)
@@ -82,6 +82,18 @@ def test_the_ledger_raises_before_the_step_that_would_overspend() -> None:
     with pytest.raises(RuntimeError, match=r"step 21 would bring epsilon to .* past the target 2"):
         ledger.check_next()
     assert ledger.steps == 20
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_the_ledger_asks_the_accountant_it_was_given(accountant: AccountantName) -> None:
+    mechanism = Mechanism(1.0, 0.05)
+    spent = epsilon_spent(mechanism, steps=100, delta=1e-5, accountant=accountant)
+    ledger = Ledger(mechanism, accountant, target_epsilon=spent, target_delta=1e-5, steps=99)
+    ledger.check_next()
+    ledger.record_step()
+    assert ledger.epsilon(1e-5) == spent
+    with pytest.raises(RuntimeError, match="step 101"):
+        ledger.check_next()
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan])

@@ -101,8 +101,11 @@ def test_parts_of_a_batch_are_the_batch_and_only_the_last_says_so() -> None:
     assert all(torch.equal(a, b) for a, b in zip(batches, joined))
 
 
-def test_an_abandoned_pass_leaves_nothing_behind() -> None:
-    parts = poisson_loader(loader(100, 30), generator=make_generator(3), max_physical_batch_size=8)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_abandoned_pass_leaves_nothing_behind(workers: int) -> None:
+    """A worker is ahead of the loop: parts were drawn that an abandoned pass never handed out."""
+    source = loader(100, 30, num_workers=workers)
+    parts = poisson_loader(source, generator=make_generator(3), max_physical_batch_size=8)
     next(iter(parts))
     for x, _ in parts:
         handout = parts.feed.take()
@@ -138,6 +141,7 @@ def test_looking_without_stepping_and_breaking_off_skip_nothing() -> None:
 def test_the_sampling_rate_is_the_batch_size_over_the_dataset_size() -> None:
     assert sample_rate_of(loader(50, 10)) == (0.2, 50)
     assert sample_rate_of(loader(5, 10)) == (1.0, 5)
+    assert sample_rate_of(loader(103, 10)) == (10 / 103, 103)
     assert len(poisson_loader(loader(103, 10), generator=make_generator(0))) == 11
 
 
