@@ -81,6 +81,7 @@ def test_optimal_weights_are_no_worse_than_a_constrained_minimiser(seed: int) ->
         ([0.0, 1.0], [0.0, 0.5]),
         ([1.0, 1.0, 5.0], [0.0, 0.0, 0.3]),
         ([2.0, 3.0], [0.0, 0.0]),
+        ([2.0, 1e-18, 0.0], [1.0, 2e-18, 0.0]),
     ],
 )
 def test_the_hard_case_where_the_smallest_coefficient_has_no_pull(a: list[float], b: list[float]) -> None:

@@ -212,16 +212,18 @@ def bias_optimal(A: Tensor, B: Tensor) -> Tensor:
     high = 2 * float(torch.linalg.vector_norm(b))  # there the norm is at most 1/2, since gap >= 0
     low = high * 1e-18
     if low == 0 or norm_minus_one(low) < 0:
-        return _hard_case(gap, b)
+        return _hard_case(gap, b, low)
     # Search in log μ: the root may lie many orders of magnitude below the upper end.
     log_mu = brentq(lambda t: norm_minus_one(math.exp(t)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
     w = b / (gap + math.exp(log_mu))
     return _normalised(w)
 
 
-def _hard_case(gap: Tensor, b: Tensor) -> Tensor:
+def _hard_case(gap: Tensor, b: Tensor, mu: float) -> Tensor:
+    """Even this close to λ = min A the norm is below 1: the coordinate of smallest A takes what is missing."""
     smallest = int(gap.argmin())
-    w = torch.where(gap > 0, b / gap.clamp(min=torch.finfo(gap.dtype).tiny), torch.zeros_like(b))
+    w = b / (gap + max(mu, torch.finfo(gap.dtype).tiny))
+    w[smallest] = 0.0
     missing = max(0.0, 1.0 - float(w.square().sum()))
     w[smallest] = math.copysign(math.sqrt(missing), float(b[smallest]))
     return _normalised(w)
