@@ -145,7 +145,6 @@ class PrivacyStatement:
     method: str
     weight_source: str
     reasons: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     neighbouring_relation: str = NEIGHBOURS
     not_covered: tuple[str, ...] = NOT_COVERED
     certified: bool = field(init=False)
@@ -174,7 +173,6 @@ class PrivacyStatement:
             f"  accountant        {self.accountant}",
         ]
         lines += [f"  not certified     because {reason}" for reason in self.reasons]
-        lines += [f"  note              {note}" for note in self.notes]
         lines += [f"  not covered       {item}" for item in self.not_covered]
         return "\n".join(lines)
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor, nn
 
 from lmdp.audit.attacks import OUTPUT_ATTACKS, layer_attacks
 from lmdp.audit.crossfit import Result, cross_fit, require_enough
 from lmdp.audit.evidence import Evidence
 from lmdp.audit.examples import Examples, members_and_nonmembers
+from lmdp.audit.metrics import around
 from lmdp.audit.representations import MEMORY_LIMIT, WIDTH, Recording, compact_inputs, record
 from lmdp.audit.results import AuditReport, Leak, Peak
 
@@ -191,9 +191,7 @@ def _noise(spread: float, seed: int) -> Callable[[Tensor], Tensor]:
 def peak_of(leaks: Sequence[Leak]) -> Peak:
     """The layer of highest AUC, with an interval at a level that allows for having looked at all of them."""
     best = max(leaks, key=lambda leak: leak.auc)
-    level = 0.95 ** (1 / len(leaks))
-    reach = float(stats.norm.ppf((1 + level) / 2)) * best.auc_error
-    return Peak(best.name, best.auc, (max(0.0, best.auc - reach), min(1.0, best.auc + reach)), len(leaks))
+    return Peak(best.name, best.auc, around(best.auc, best.auc_error, 0.95 ** (1 / len(leaks))), len(leaks))
 
 
 def _report(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +60,6 @@ class Metrics:
         low, high = self.accuracy_interval
         return 1 - high, 1 - low
 
-    def auc_interval_at(self, level: float) -> Interval:
-        """The AUC's interval at another confidence level: for the best of many layers, a higher one."""
-        return _around(self.auc, self.auc_error, level)
-
 
 def evaluate(folds: Sequence[Fold], level: float = 0.95) -> Metrics:
     """Metrics over all folds. The AUC is the mean over folds, because each fold has its own adversary and scale."""
@@ -78,9 +73,9 @@ def evaluate(folds: Sequence[Fold], level: float = 0.95) -> Metrics:
     area, error = mean_auc(folds)
     return Metrics(
         accuracy=accuracy,
-        accuracy_interval=_around(accuracy, spread, level),
+        accuracy_interval=around(accuracy, spread, level),
         auc=area,
-        auc_interval=_around(area, error, level),
+        auc_interval=around(area, error, level),
         auc_error=error,
         tpr_at_1pct=tpr_at(pooled, member, 0.01),
         tpr_at_1pct_interval=_clopper_pearson(round(tpr_at(pooled, member, 0.01) * positive), positive, level),
@@ -142,12 +137,6 @@ def best_threshold(scores: Floats, member: Bools) -> float:
     return float((ordered[cut - 1] + ordered[cut]) / 2)
 
 
-def to_plain(metrics: Metrics) -> dict[str, Any]:
-    """JSON values, error rate included."""
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(metrics).items()}
-    return plain | {"error_rate": metrics.error_rate, "error_rate_interval": list(metrics.error_rate_interval)}
-
-
 def _standardised(scores: Floats) -> Floats:
     """Without a fold's own location and scale; labels are not used."""
     spread = float(scores.std())
@@ -155,7 +144,8 @@ def _standardised(scores: Floats) -> Floats:
     return centred / (spread if spread > 0 else 1.0)
 
 
-def _around(centre: float, error: float, level: float) -> Interval:
+def around(centre: float, error: float, level: float) -> Interval:
+    """The normal interval of this level, within 0 and 1."""
     reach = float(stats.norm.ppf((1 + level) / 2)) * error
     return max(0.0, centre - reach), min(1.0, centre + reach)
 

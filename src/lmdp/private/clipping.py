@@ -22,7 +22,7 @@ STABILISER = 0.01
 
 @dataclass(frozen=True)
 class Clipping:
-    """A clipping method for a model of `layers` layers.
+    """A clipping method for a model of a given number of layers.
 
     `scales` bounds every example's contribution by `sensitivity`. A reweighted method does so only once the layer
     weights are applied (`weights`, of norm 1, fixed before the batch is seen): without them it gives the scales of
@@ -31,7 +31,6 @@ class Clipping:
 
     name: str
     clip_norm: float
-    layers: int
     reweighted: bool
     sensitivity: float
     _rule: Callable[[Tensor, float], Tensor]
@@ -49,7 +48,7 @@ def clipping(name: str, *, clip_norm: float, layers: int) -> Clipping:
     if not (clip_norm > 0 and math.isfinite(clip_norm)):
         raise ValueError(f"max_grad_norm is {clip_norm}; it must be a finite number above 0")
     rule, reweighted, factor = METHODS[name]
-    return Clipping(name, clip_norm, layers, reweighted, clip_norm * factor(layers), rule)
+    return Clipping(name, clip_norm, reweighted, clip_norm * factor(layers), rule)
 
 
 def usable(norms: Tensor, floor: float) -> tuple[Tensor, Tensor]:

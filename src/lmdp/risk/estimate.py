@@ -62,19 +62,11 @@ def estimate_risk(
         refuse_overlap(inputs, gather(private_dataset)[0])
     member = halves(len(inputs), models, seed)
     require_enough(member[0])
-    shadows = [
-        _train(
-            model_factory,
-            inputs,
-            labels,
-            member[k],
-            schedule or Schedule(),
-            seed + k,
-            say,
-            f"shadow {k + 1}/{models}: ",
-        )
-        for k in range(models)
-    ]
+    shadows = []
+    for k in range(models):
+        report = partial(_say_of, say, f"shadow {k + 1}/{models}: ")
+        fresh = _fresh(model_factory, seed + k)
+        shadows.append(train_shadow(fresh, inputs, labels, member[k], schedule or Schedule(), seed + k, report))
 
     start = time.perf_counter()
     leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, say)
@@ -156,17 +148,8 @@ def _paper(model: nn.Module, examples: Examples, seed: int, say: Progress) -> di
     return found
 
 
-def _train(
-    factory: Callable[[], nn.Module],
-    inputs: Tensor,
-    labels: Tensor,
-    member: NDArray[np.bool_],
-    schedule: Schedule,
-    seed: int,
-    say: Progress,
-    prefix: str,
-) -> Shadow:
-    return train_shadow(_fresh(factory, seed), inputs, labels, member, schedule, seed, lambda text: say(prefix + text))
+def _say_of(say: Progress, whom: str, text: str) -> None:
+    say(whom + text)
 
 
 def _fresh(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
