@@ -26,8 +26,7 @@ def raw(target: Floats, scores: Floats, member: Bools) -> Floats:
 
 def relative(target: Floats, scores: Floats, member: Bools) -> Floats:
     """RMIA-style: by how much the score exceeds the average over the other models, half of them out-models."""
-    _, outside = _means(scores, member)
-    inside, _ = _means(scores, member)
+    inside, outside = _means(scores, member)
     return target - (inside + outside) / 2
 
 

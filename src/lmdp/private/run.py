@@ -73,7 +73,8 @@ def _reasons_so_far(run: Run) -> Sequence[str]:
     now = unnoised_state(run.tape.model)
     if changed := [name for name in now if now[name] != run.unnoised.get(name)]:
         reasons.append(f"{changed} changed during training; they are saved with the model and carry no noise")
-    if run.parameters_at_detach not in (None, fingerprints(run.tape.canonical_parameters.items())):
+    left = run.parameters_at_detach
+    if left is not None and left != fingerprints(run.tape.canonical_parameters.items()):
         reasons.append("the parameters were changed after detach(), outside of this account")
     return reasons
 
