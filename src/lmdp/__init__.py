@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lmdp.accounting import PrivacyStatement
-from lmdp.layers import Layer, LayerMap
-from lmdp.private import PrivacyEngine, make_compatible
-
 if TYPE_CHECKING:
+    from lmdp.accounting import PrivacyStatement
     from lmdp.audit import AuditReport, audit, audit_embeddings
+    from lmdp.layers import Layer, LayerMap
+    from lmdp.private import PrivacyEngine, make_compatible
     from lmdp.risk import RiskProfile, estimate_risk
 
 __version__ = "0.1.0"
@@ -34,16 +33,25 @@ __all__ = [
 
 _ROOM_OF = {
     "AuditReport": "lmdp.audit",
+    "Layer": "lmdp.layers",
+    "LayerMap": "lmdp.layers",
+    "PrivacyEngine": "lmdp.private",
+    "PrivacyStatement": "lmdp.accounting",
     "RiskProfile": "lmdp.risk",
     "audit_embeddings": "lmdp.audit",
     "estimate_risk": "lmdp.risk",
+    "make_compatible": "lmdp.private",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms that need scikit-learn are opened when they are first asked for."""
+    """Rooms are opened when they are first asked for, so that `lmdp --help` need not wait for torch."""
     if name == "audit":
         return importlib.import_module("lmdp.audit")
     if name in _ROOM_OF:
         return getattr(importlib.import_module(_ROOM_OF[name]), name)
     raise AttributeError(f"module 'lmdp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 AccountantName = Literal["rdp", "pld"]
@@ -153,11 +153,18 @@ class PrivacyStatement:
         object.__setattr__(self, "certified", not self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values. An epsilon of infinity becomes the string "inf", because JSON has no infinity."""
-        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        if math.isinf(self.epsilon):
-            fields["epsilon"] = "inf"
-        return fields
+        """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {k: "inf" if v == math.inf else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
+        """What `to_dict` made, read back; `certified` follows from the reasons and cannot be set."""
+        names = {f.name for f in fields(cls) if f.init}
+        if missing := [name for name in names if name not in content]:
+            raise ValueError(f"the privacy statement lacks {sorted(missing)}")
+        values = {name: tuple(v) if isinstance(v := content[name], list) else v for name in names}
+        return cls(**{name: math.inf if value == "inf" else value for name, value in values.items()})
 
     def __str__(self) -> str:
         verdict = "certified" if self.certified else "claimed, NOT certified"

@@ -23,7 +23,13 @@ from lmdp.audit.representations import MEMORY_LIMIT, WIDTH, Recording, compact_i
 from lmdp.audit.results import AuditReport, Leak, Peak
 
 Progress = Callable[[str], None]
+Part = Callable[[float], None]
+"""Told how much of the work is done, from 0 to 1."""
 INPUT, UNTRAINED, OUTPUT = "(input)", "(untrained)", "(output)"
+
+
+def unheard(done: float) -> None:
+    """For callers who do not ask how far it is."""
 
 
 def audit(
@@ -38,22 +44,24 @@ def audit(
     width: int = WIDTH,
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
+    part: Part | None = None,
 ) -> AuditReport:
     """Attack every layer's representations, held out, and report what was found.
 
     `model` is any trained module; members and non-members are datasets or (inputs, labels). With `model=None`, members
     and non-members are embeddings themselves (arrays, or (embeddings, labels)), as a black-box API returns them.
+    `progress` is told lines of text, `part` the share of the work that is done.
     """
     start = time.perf_counter()
     examples = members_and_nonmembers(members, nonmembers, seed=seed)
     require_enough(examples.member)
-    say = progress or (lambda _: None)
+    say, part = progress or (lambda _: None), part or unheard
     if model is None:
         rows = examples.inputs.flatten(1).float().numpy()
         embedding = attack(Evidence(rows, examples.label_array), examples.member, seed)
         return _report({"embedding": embedding}, None, {}, examples, seed, start)
     collected = collect(model, examples, layers=layers, seed=seed, views=views, width=width, memory_limit=memory_limit)
-    results = attack_layers(collected, examples.member, seed, say)
+    results = attack_layers(collected, examples.member, seed, say, lambda done: part(0.9 * done))
     reference = attack_output(collected, examples.member, seed)
     found = {}
     if controls:
@@ -111,11 +119,12 @@ def attack(evidence: Evidence, member: NDArray[np.bool_], seed: int) -> Result:
 
 
 def attack_layers(
-    collected: Mapping[str, Evidence], member: NDArray[np.bool_], seed: int, say: Progress
+    collected: Mapping[str, Evidence], member: NDArray[np.bool_], seed: int, say: Progress, part: Part
 ) -> dict[str, Result]:
     results = {}
     for number, (name, evidence) in enumerate(collected.items(), 1):
         results[name] = attack(evidence, member, seed)
+        part(number / len(collected))
         say(f"layer {number} of {len(collected)}: {name}, AUC {results[name].metrics.auc:.3f}")
     return results
 

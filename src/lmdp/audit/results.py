@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from lmdp.audit.crossfit import Result
 from lmdp.audit.metrics import Interval, Metrics, roc
+from lmdp.fields import Fields
 
 FORMAT = 1
 NOT_PRIVATE = (
@@ -61,6 +62,25 @@ class Leak:
             tpr_at_01pct=metrics.tpr_at_01pct,
             attack=attack,
             roc=curve,
+        )
+
+    @classmethod
+    def read(cls, fields: Fields) -> Leak:
+        fpr, tpr = (tuple(fields.points("roc", axis)) for axis in (0, 1))
+        return cls(
+            name=fields.text("name"),
+            accuracy=fields.share("accuracy"),
+            accuracy_interval=fields.interval("accuracy_interval"),
+            error_rate=fields.share("error_rate"),
+            error_rate_interval=fields.interval("error_rate_interval"),
+            auc=fields.share("auc"),
+            interval=fields.interval("interval"),
+            auc_error=fields.share("auc_error"),
+            tpr_at_1pct=fields.share("tpr_at_1pct"),
+            tpr_at_1pct_interval=fields.interval("tpr_at_1pct_interval"),
+            tpr_at_01pct=fields.optional_share("tpr_at_01pct"),
+            attack=fields.text("attack"),
+            roc=(fpr, tpr),
         )
 
     @property
@@ -125,6 +145,33 @@ class AuditReport:
 
     def to_json(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> AuditReport:
+        """Read a saved audit; a file that is not one is refused with the field that is wrong."""
+        root = Fields.load(path, "an audit")
+        root.format(FORMAT)
+        layers, peak, reference = (
+            tuple(map(Leak.read, root.each("layers"))),
+            root.inner("peak"),
+            root.optional("reference"),
+        )
+        if not layers:
+            raise ValueError(f"{path}: layers is empty; an audit has at least 1 layer")
+        return cls(
+            layers=layers,
+            peak=Peak(
+                peak.text("name"), peak.share("auc"), peak.interval("interval"), peak.integer("layers_looked_at", 1)
+            ),
+            reference=None if reference is None else Leak.read(reference),
+            controls=tuple(map(Leak.read, root.each("controls"))),
+            members=root.integer("members", 0),
+            nonmembers=root.integer("nonmembers", 0),
+            left_out=root.integer("left_out", 0),
+            seed=root.integer("seed"),
+            seconds=root.seconds("seconds"),
+            warning=root.text("warning"),
+        )
 
     def to_html(self, path: str | Path) -> None:
         from lmdp.report.audit_page import render

@@ -11,17 +11,16 @@ from torch import Tensor, nn
 class SCNN(nn.Module):
     """conv 16@8x8 stride 2, pool, conv 32@4x4 stride 2, pool, 32 units, classes. Four layers with parameters."""
 
-    def __init__(self, channels: int = 1, classes: int = 10, size: int = 28) -> None:
+    def __init__(self, channels: int = 1, classes: int = 10, size: int | tuple[int, ...] = 28) -> None:
         super().__init__()
+        height, width = (size, size) if isinstance(size, int) else size
         self.conv1 = nn.Conv2d(channels, 16, 8, stride=2, padding=3)
         self.conv2 = nn.Conv2d(16, 32, 4, stride=2)
         self.pool = nn.MaxPool2d(2, stride=1)
         self.act = nn.ReLU()
-        side = ((size - 2) // 2 + 1) - 1
-        side = ((side - 4) // 2 + 1) - 1
-        if side < 1:
-            raise ValueError(f"S-CNN needs images of at least 14x14 pixels; size is {size}")
-        self.fc1 = nn.Linear(32 * side * side, 32)
+        if min(height, width) < 14:
+            raise ValueError(f"S-CNN needs images of at least 14x14 pixels; they are {height}x{width}. Resize them.")
+        self.fc1 = nn.Linear(32 * _last_side(height) * _last_side(width), 32)
         self.fc2 = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,6 +29,12 @@ class SCNN(nn.Module):
         x = self.act(self.fc1(torch.flatten(x, 1)))
         out: Tensor = self.fc2(x)
         return out
+
+
+def _last_side(side: int) -> int:
+    """What two convolutions and two pools leave of a side."""
+    side = ((side - 2) // 2 + 1) - 1
+    return ((side - 4) // 2 + 1) - 1
 
 
 class DCNN(nn.Module):

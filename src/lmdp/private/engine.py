@@ -227,9 +227,9 @@ class PrivacyEngine:
 
     @property
     def layer_weights(self) -> tuple[float, ...] | None:
-        """The weights of the next step where they are already released: sources `private` and `fixed`."""
+        """The newest layer weights that are released; None for methods without, and for `batch`, which are private."""
         source = self._attached.step.source
-        return tuple(source.weights().tolist()) if source is not None and source.name in ("private", "fixed") else None
+        return None if source is None or source.reads_private_batch else tuple(source.current().tolist())
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far."""

@@ -49,13 +49,17 @@ class Base(Protocol):
 
 
 class WeightSource(Protocol):
-    """Hands out w. `share` of the privacy budget pays for what `observe` is told; 0 where nothing is."""
+    """Hands out w: `weights` for a step, `current` for whoever looks on.
+
+    `share` of the privacy budget pays for what `observe` is told; 0 where nothing is.
+    """
 
     name: str
     share: float
     reads_private_batch: bool
 
     def weights(self) -> Tensor: ...
+    def current(self) -> Tensor: ...
     def state(self) -> dict[str, list[float]]: ...
     def restore(self, state: dict[str, list[float]]) -> None: ...
 
@@ -107,6 +111,9 @@ class Fixed:
         self._weights = unit(risk)
 
     def weights(self) -> Tensor:
+        return self._weights
+
+    def current(self) -> Tensor:
         return self._weights
 
     def state(self) -> dict[str, list[float]]:

@@ -18,7 +18,7 @@ from lmdp.audit.calibration import averaged, calibrated
 from lmdp.audit.crossfit import Result, in_sample, require_enough
 from lmdp.audit.evidence import Evidence
 from lmdp.audit.examples import Examples, content_keys, gather, refuse_overlap
-from lmdp.audit.instrument import OUTPUT, attack_controls, attack_layers, attack_output, collect
+from lmdp.audit.instrument import OUTPUT, Part, attack_controls, attack_layers, attack_output, collect, unheard
 from lmdp.audit.metrics import roc
 from lmdp.audit.representations import MEMORY_LIMIT, record
 from lmdp.audit.results import Leak
@@ -42,6 +42,7 @@ def estimate_risk(
     views: bool = True,
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
+    part: Part | None = None,
 ) -> RiskProfile:
     """Estimate, on public data, how much each layer of an architecture gives away about membership.
 
@@ -51,12 +52,14 @@ def estimate_risk(
     protocol         "heldout": adversaries are scored on examples they never saw. "paper": also in-sample, beside the
                      same adversary on permuted labels, and the in-sample error rates are what training uses
     schedule         how shadow models are trained
+    progress, part   told lines of text, and the share of the work that is done
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
     if models < 1:
         raise ValueError(f"models is {models}; it must be 1 or more")
-    say = progress or (lambda _: None)
+    say, part = progress or (lambda _: None), part or unheard
+    rounds = 2 * models + 1
     inputs, labels = _in_content_order(shadow_dataset, seed)
     if private_dataset is not None:
         refuse_overlap(inputs, gather(private_dataset)[0])
@@ -66,10 +69,11 @@ def estimate_risk(
     for k in range(models):
         report = partial(_say_of, say, f"shadow {k + 1}/{models}: ")
         fresh = _fresh(model_factory, seed + k)
-        shadows.append(train_shadow(fresh, inputs, labels, member[k], schedule or Schedule(), seed + k, report))
+        done = _share_of(part, k, rounds)
+        shadows.append(train_shadow(fresh, inputs, labels, member[k], schedule or Schedule(), seed + k, report, done))
 
     start = time.perf_counter()
-    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, say)
+    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, say, part)
     first = Examples(inputs, labels, member[0], 0)
     extra = _paper(shadows[0].model, first, seed, say) if protocol == "paper" else {}
     peak = max(leaks, key=lambda leak: leak.auc).name
@@ -93,16 +97,24 @@ def estimate_risk(
 
 
 def _attack(
-    shadows: list[Shadow], inputs: Tensor, labels: Tensor, seed: int, views: bool, memory_limit: int, say: Progress
+    shadows: list[Shadow],
+    inputs: Tensor,
+    labels: Tensor,
+    seed: int,
+    views: bool,
+    memory_limit: int,
+    say: Progress,
+    part: Part = unheard,
 ) -> tuple[list[Leak], Leak | None]:
     """Every layer of every shadow model; with several models, each attacked with the others as references."""
     results: list[dict[str, Result]] = []
     outputs: list[tuple[Result | None, NDArray[np.float64]]] = []
     names = LayerMap.of(shadows[0].model).names
-    for shadow in shadows:
+    for k, shadow in enumerate(shadows):
+        done = _share_of(part, len(shadows) + k, 2 * len(shadows) + 1)
         examples = Examples(inputs, labels, shadow.member, 0)
         collected = collect(shadow.model, examples, layers=names, seed=seed, views=views, memory_limit=memory_limit)
-        results.append(attack_layers(collected, shadow.member, seed, say))
+        results.append(attack_layers(collected, shadow.member, seed, say, done))
         evidence: Evidence = next(iter(collected.values()))
         plain = attack_output(collected, shadow.member, seed)
         outputs.append((plain, scaled_confidence(evidence) if plain is not None else np.zeros(0)))
@@ -150,6 +162,11 @@ def _paper(model: nn.Module, examples: Examples, seed: int, say: Progress) -> di
 
 def _say_of(say: Progress, whom: str, text: str) -> None:
     say(whom + text)
+
+
+def _share_of(part: Part, index: int, rounds: int) -> Part:
+    """The progress of one of several equal rounds of work, as progress of the whole."""
+    return lambda done: part((index + done) / rounds)
 
 
 def _fresh(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

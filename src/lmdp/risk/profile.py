@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lmdp.audit.metrics import Interval
 from lmdp.audit.results import Leak, table
+from lmdp.fields import Fields
 
 FORMAT = 1
 PROTOCOLS = ("heldout", "paper")
@@ -85,23 +84,25 @@ class RiskProfile:
     def peak(self) -> LayerRisk:
         return max(self.layers, key=lambda layer: layer.auc)
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> RiskProfile:
         """Read a saved profile; a file that is not one is refused with the field that is wrong."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not a risk profile: it is not JSON ({error})") from None
-        return cls.from_dict(content, str(path))
+        return cls._read(Fields.load(path, "a risk profile"))
 
     @classmethod
     def from_dict(cls, content: Any, origin: str = "risk profile") -> RiskProfile:
-        root = _Reader(content, origin)
-        if root.integer("format") != FORMAT:
-            raise ValueError(f"{origin}: format is {content['format']}; this version of lmdp reads format {FORMAT}")
+        return cls._read(Fields(content, origin))
+
+    @classmethod
+    def _read(cls, root: Fields) -> RiskProfile:
+        root.format(FORMAT)
+        origin = root.where
         protocol = root.text("protocol")
         if protocol not in PROTOCOLS:
             raise ValueError(f"{origin}: protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
@@ -125,8 +126,8 @@ class RiskProfile:
                 shadow.number("train_accuracy", 0, 1),
                 shadow.number("test_accuracy", 0, 1),
                 shadow.integer("epochs"),
-                shadow.number("train_seconds", 0, math.inf),
-                shadow.number("attack_seconds", 0, math.inf),
+                shadow.seconds("train_seconds"),
+                shadow.seconds("attack_seconds"),
             ),
             seed=root.integer("seed"),
         )
@@ -146,68 +147,7 @@ class RiskProfile:
         )
 
 
-class _Reader:
-    """Reads fields of a JSON object, and names the field that is missing or wrong."""
-
-    def __init__(self, content: Any, where: str) -> None:
-        if not isinstance(content, Mapping):
-            raise ValueError(f"{where} is a {type(content).__name__}; it must be an object with fields")
-        self._content, self._where = content, where
-
-    def _get(self, name: str) -> Any:
-        if name not in self._content:
-            raise ValueError(f"{self._where} lacks the field '{name}'")
-        return self._content[name]
-
-    def _wrong(self, name: str, value: Any, wanted: str) -> ValueError:
-        return ValueError(f"{self._where}: {name} is {str(value)[:60]!r}; it must be {wanted}")
-
-    def text(self, name: str) -> str:
-        value = self._get(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, value, "text")
-        return value
-
-    def integer(self, name: str) -> int:
-        value = self._get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._wrong(name, value, "a whole number")
-        return value
-
-    def number(self, name: str, low: float, high: float) -> float:
-        return self._number(name, self._get(name), low, high)
-
-    def _number(self, name: str, value: Any, low: float, high: float) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-            raise self._wrong(name, value, f"a number between {low:g} and {high:g}")
-        return float(value)
-
-    def share(self, name: str) -> float:
-        return self.number(name, 0, 1)
-
-    def optional_share(self, name: str) -> float | None:
-        return None if self._content.get(name) is None else self.share(name)
-
-    def interval(self, name: str) -> Interval:
-        value = self._get(name)
-        if not isinstance(value, list) or len(value) != 2:
-            raise self._wrong(name, value, "two numbers")
-        return self._number(name, value[0], 0, 1), self._number(name, value[1], 0, 1)
-
-    def inner(self, name: str) -> _Reader:
-        return _Reader(self._get(name), f"{self._where}: {name}")
-
-    def optional(self, name: str) -> _Reader | None:
-        return None if self._content.get(name) is None else self.inner(name)
-
-    def each(self, name: str) -> list[_Reader]:
-        value = self._get(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, value, "a list")
-        return [_Reader(item, f"{self._where}: {name}[{i}]") for i, item in enumerate(value)]
-
-
-def _layer(reader: _Reader) -> LayerRisk:
+def _layer(reader: Fields) -> LayerRisk:
     return LayerRisk(
         name=reader.text("name"),
         error_rate=reader.share("error_rate"),

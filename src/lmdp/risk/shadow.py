@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lmdp.audit.instrument import Part, unheard
 from lmdp.audit.representations import evaluation
 
 Progress = Callable[[str], None]
@@ -64,6 +65,7 @@ def train_shadow(
     schedule: Schedule,
     seed: int,
     say: Progress,
+    part: Part = unheard,
 ) -> Shadow:
     """Train on the member half by Adam, and report accuracy on both halves as it goes."""
     start = time.perf_counter()
@@ -84,6 +86,7 @@ def train_shadow(
             F.cross_entropy(logits, labels[some]).backward()
             optimizer.step()
             right += int((logits.argmax(1) == labels[some]).sum())
+        part(epoch / schedule.epochs)
         running = right / len(index)
         if running >= schedule.enough or epoch in (1, schedule.epochs) or epoch % 10 == 0:
             train, test = accuracy(model, inputs, labels, index), accuracy(model, inputs, labels, others)

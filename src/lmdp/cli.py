@@ -1,0 +1,318 @@
+"""The command line: parse, call the pipeline, print where the result is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lmdp.config import METHODS, RULES, Config, recipe, recipe_names
+from lmdp.progress import Show
+
+DESCRIPTION = """\
+Train models on private data that are then served as embeddings, without leaking who was in the data.
+
+  lmdp demo       see all of it on data that installs with the package: about two minutes
+  lmdp risk       measure on public data which layers of an architecture give membership away
+  lmdp train      train a model with differential privacy
+  lmdp audit      attack a trained model, layer by layer
+  lmdp compare    train and audit several methods at the same epsilon
+"""
+SPECS_HELP = """\
+data SPECs: mnist, fashion-mnist, cifar10, cifar100, svhn, celeba (downloaded, or found in the cache folder),
+digits, mnist-5k (install with the package), npz:FILE, folder:FOLDER (class folders), hf:NAME (Hugging Face)
+
+exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
+"""
+DEMO_METHODS = "sgd,dpsgd,lm"
+DATA_KEYS = ("model", "data", "size", "channels")
+RISK_KEYS = ("model", "data", "shadow", "size", "channels", "shadow_models", "shadow_epochs", "protocol", "seed")
+COMPARE_KEYS = tuple(key for key in RULES if key not in ("method",))
+TRAIN_KEYS = tuple(key for key in RULES if not key.startswith("shadow_") and key != "protocol")
+
+
+class NotAvailable(Exception):
+    """A command that is announced but not built."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(argv)
+    arguments.command_line = shlex.join(["lmdp", *argv])
+    show = Show(quiet=arguments.quiet or arguments.json)
+    try:
+        result = arguments.run(arguments, show)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return _fail("interrupted", 130)
+    except NotAvailable as reason:
+        return _fail(str(reason), 3)
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
+        if os.environ.get("LMDP_DEBUG"):
+            raise
+        if type(error).__name__ == "Interrupted":
+            return _fail(f"{error}. Continue with: {_resuming(argv)}", 130)
+        return _fail(f"error: {_one_line(error)}", 2)
+    if arguments.json:
+        print(json.dumps(result["json"], indent=1, allow_nan=False))  # noqa: T201
+    else:
+        print(result["text"])  # noqa: T201
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(
+        prog="lmdp",
+        description=DESCRIPTION,
+        epilog=SPECS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+
+    demo = _command(commands, "demo", _demo, "the whole flow on data that installs with the package")
+    demo.add_argument("--out", type=Path, help="folder for the result (default: runs/demo, or the next that is free)")
+    demo.add_argument("--methods", default=DEMO_METHODS, help="comma-separated (default: %(default)s)")
+    _options(demo, COMPARE_KEYS)
+
+    risk = _command(commands, "risk", _risk, "measure on public data which layers give membership away")
+    risk.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the risk profile")
+    risk.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
+    _options(risk, RISK_KEYS)
+
+    train = _command(commands, "train", _train, "train a model with differential privacy")
+    train.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; must not hold a run yet")
+    train.add_argument("--resume", action="store_true", help="continue the run in DIR")
+    train.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
+    _options(train, TRAIN_KEYS)
+
+    audit = _command(commands, "audit", _audit, "attack a trained model, layer by layer (computed on private data)")
+    audit.add_argument(
+        "target", metavar="DIR", type=Path, help="run folder, or an .npz of embeddings (member, nonmember)"
+    )
+    audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
+    audit.add_argument("--nonmembers", metavar="SPEC", help="examples that were not (default: the run's test data)")
+
+    compare = _command(commands, "compare", _compare, "train and audit several methods at the same epsilon")
+    compare.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or a .toml file")
+    compare.add_argument("--methods", default="dpsgd,autos,psac,lm", help="comma-separated (default: %(default)s)")
+    compare.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for runs and report")
+    compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR")
+    _options(compare, COMPARE_KEYS)
+
+    reproduce = _command(commands, "reproduce", _reproduce, "the paper's tables and figures beside its numbers")
+    reproduce.add_argument("what", nargs="?", default="all")
+    reproduce.add_argument("--out", type=Path)
+
+    bench = _command(commands, "bench", _bench, "speed and memory against non-private SGD and Opacus, in one run")
+    bench.add_argument("--models", help="comma-separated (default: all)")
+    bench.add_argument("--repeats", type=int, default=9, help="steps timed per contender (default: %(default)s)")
+    bench.add_argument("--out", type=Path, help="folder for the JSON and the plot")
+    return top
+
+
+def _command(commands: Any, name: str, run: Callable[..., Any], help: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=SPECS_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.set_defaults(run=run)
+    made.add_argument("--quiet", action="store_true", help="print the result only")
+    made.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    return made
+
+
+def _options(to: argparse.ArgumentParser, keys: Sequence[str]) -> None:
+    """One option per configuration key; what is not given comes from the recipe, or is the default."""
+    group = to.add_argument_group("configuration (each overrides the recipe)")
+    for key in keys:
+        rule = RULES[key]
+        default = Config.__dataclass_fields__[key].default
+        allowed = f": {', '.join(rule.choices)}" if rule.choices else ""
+        shown = "" if default is None else f" (default: {default})"
+        group.add_argument(
+            f"--{key.replace('_', '-')}",
+            dest=f"key_{key}",
+            metavar={str: "NAME", int: "N", float: "X"}[rule.kind],
+            help=f"{rule.help}{allowed}{shown}".replace("%", "%%"),
+        )
+
+
+def _config(arguments: argparse.Namespace, recipe_name: str | None, **fixed: Any) -> Config:
+    """Recipe, then command line, then what the command itself decides."""
+    values = recipe(recipe_name) if recipe_name else {}
+    for name, text in vars(arguments).items():
+        key = name.removeprefix("key_")
+        if name.startswith("key_") and text is not None:
+            values[key] = RULES[key].parse(f"--{key.replace('_', '-')}", text)
+    return Config.of({**values, **fixed}, recipe_name or "configuration")
+
+
+def _demo(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    config = _config(arguments, "demo")
+    out = arguments.out or _free(Path("runs/demo"))
+    return _compared(config, arguments, out, show, resume=False)
+
+
+def _compare(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    return _compared(_config(arguments, arguments.recipe), arguments, arguments.out, show, resume=arguments.resume)
+
+
+def _compared(config: Config, arguments: argparse.Namespace, out: Path, show: Show, *, resume: bool) -> dict[str, Any]:
+    methods = _methods(arguments.methods)
+    from lmdp import pipeline
+    from lmdp.report import verdict
+
+    made = pipeline.compare(config, methods, out, show, command=arguments.command_line, resume=resume)
+    results = {folder.path.name: pipeline.summary(folder) for folder in made.runs}
+    said = verdict(made.story)
+    text = f"\n{said}\n\n{_table(results)}\n\nreport: {out / 'report.html'}"
+    return {"text": text, "json": {"verdict": said, "results": results, "report": str(out / "report.html")}}
+
+
+def _risk(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    given = arguments.key_data
+    config = _config(arguments, arguments.recipe)
+    if arguments.out.exists():
+        raise ValueError(f"{arguments.out} exists; choose another name, or remove it")
+    if not arguments.out.absolute().parent.is_dir():
+        raise ValueError(f"{arguments.out.absolute().parent} is not a folder; make it, or choose another --out")
+    from lmdp import pipeline
+
+    private = pipeline.private_data(config, show) if given or arguments.recipe else None
+    profile = pipeline.estimate(config, private, show)
+    profile.save(arguments.out)
+    return {"text": f"\n{profile}\n\nrisk profile: {arguments.out}", "json": profile.to_dict()}
+
+
+def _train(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    config = _resumed(arguments) or _config(arguments, arguments.recipe)
+    from lmdp import pipeline
+
+    folder = pipeline.train(config, arguments.out, show, command=arguments.command_line, resume=arguments.resume)
+    privacy = json.loads((folder / "privacy.json").read_text())
+    last = folder.metrics()[-1]
+    found = "" if last["test_accuracy"] is None else f"test accuracy {last['test_accuracy']:.1%}\n"
+    text = f"\n{found}{_statement(privacy)}\n\nrun folder: {arguments.out}\nreport: {folder / 'report.html'}"
+    return {"text": text, "json": {"summary": pipeline.summary(folder), "privacy": privacy, "out": str(arguments.out)}}
+
+
+def _resumed(arguments: argparse.Namespace) -> Config | None:
+    """`--resume` alone takes the configuration of the run itself."""
+    given = [name for name, text in vars(arguments).items() if name.startswith("key_") and text is not None]
+    if arguments.resume and not given and arguments.recipe is None:
+        path = arguments.out / "config.toml"
+        if not path.exists():
+            raise FileNotFoundError(f"{arguments.out} holds no run to resume: it has no config.toml")
+        return Config.load(path)
+    return None
+
+
+def _audit(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    if not arguments.target.exists():
+        raise FileNotFoundError(f"{arguments.target} does not exist; give a run folder or an .npz of embeddings")
+    from lmdp import pipeline
+
+    if arguments.target.is_file():
+        page = arguments.target.with_suffix(".audit.html")
+        report = pipeline.audit_file(arguments.target, page)
+    else:
+        page = arguments.target / "report.html"
+        report = pipeline.audit(
+            arguments.target,
+            show,
+            command=arguments.command_line,
+            members=arguments.members,
+            nonmembers=arguments.nonmembers,
+        )
+    return {"text": f"\n{report}\n\n{report.warning}\nreport: {page}", "json": report.to_dict()}
+
+
+def _reproduce(arguments: argparse.Namespace, show: Show) -> NoReturn:
+    raise NotAvailable("lmdp reproduce is not available yet. lmdp compare trains and audits the methods of a recipe.")
+
+
+def _bench(arguments: argparse.Namespace, show: Show) -> NoReturn:
+    raise NotAvailable("lmdp bench is not available yet. In a source checkout, make bench measures step times.")
+
+
+def _methods(text: str) -> list[str]:
+    methods = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in methods if name not in METHODS]
+    if unknown or not methods or len(set(methods)) < len(methods):
+        raise ValueError(
+            f"--methods is {text!r}; it must be a comma-separated choice of {', '.join(METHODS)}, each once"
+        )
+    return methods
+
+
+def _free(path: Path) -> Path:
+    """The path itself, or the first of path-2, path-3, … that does not exist."""
+    number, found = 2, path
+    while found.exists():
+        found, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return found
+
+
+def _table(results: dict[str, Any]) -> str:
+    lines = [f"{'method':16}{'epsilon':>9}  {'test accuracy':>13}  {'leakiest layer':20} AUC (95 % interval)"]
+    for name, row in results.items():
+        epsilon = row["epsilon"] if isinstance(row["epsilon"], str) else f"{row['epsilon']:.2f}"
+        accuracy = "" if row["test_accuracy"] is None else f"{row['test_accuracy']:.1%}"
+        low, high = row["peak_auc_interval"]
+        peak = f"{row['peak_layer']:20} {row['peak_auc']:.3f} ({low:.3f} – {high:.3f})"
+        lines.append(f"{name:16}{epsilon:>9}  {accuracy:>13}  {peak}")
+    return "\n".join(lines)
+
+
+def _statement(privacy: dict[str, Any]) -> str:
+    """privacy.json in words; the same text as the engine prints."""
+    from lmdp.accounting import PrivacyStatement
+
+    return str(PrivacyStatement.from_dict(privacy))
+
+
+def _resuming(argv: Sequence[str]) -> str:
+    return shlex.join(["lmdp", *argv, *([] if "--resume" in argv else ["--resume"])])
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, MemoryError):
+        return "out of memory. Use a smaller max_physical_batch_size, or less data."
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"lmdp: {message}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from lmdp import __version__
+
+        parser.exit(0, f"lmdp {__version__}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

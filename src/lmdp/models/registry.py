@@ -1,0 +1,117 @@
+"""Models by name: the paper's four, and `module:factory` for a user's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from lmdp.models.cnn import DCNN, SCNN
+from lmdp.models.resnet import ResNet18
+from lmdp.models.vgg import VGG16
+
+Shape = tuple[int, ...]
+Builder = Callable[[Shape, int], nn.Module]
+
+
+def _s_cnn(shape: Shape, classes: int) -> nn.Module:
+    return SCNN(shape[0], classes, shape[1:])
+
+
+def _d_cnn(shape: Shape, classes: int) -> nn.Module:
+    _require_side("d-cnn", shape, 8)
+    return DCNN(shape[0], classes)
+
+
+def _resnet18(shape: Shape, classes: int) -> nn.Module:
+    return ResNet18(shape[0], classes, "cifar")
+
+
+def _resnet18_imagenet(shape: Shape, classes: int) -> nn.Module:
+    return ResNet18(shape[0], classes, "imagenet")
+
+
+def _vgg16(shape: Shape, classes: int) -> nn.Module:
+    _require_side("vgg16", shape, 16)
+    return VGG16(shape[0], classes)
+
+
+MODELS: dict[str, Builder] = {
+    "s-cnn": _s_cnn,
+    "d-cnn": _d_cnn,
+    "resnet18": _resnet18,
+    "resnet18-imagenet": _resnet18_imagenet,
+    "vgg16": _vgg16,
+}
+
+
+def build(name: str, shape: Shape, classes: int) -> nn.Module:
+    """An untrained model for examples of this shape.
+
+    `name` is one of `MODELS`, or `module:factory`: a callable of your own, found from the current folder. It is given
+    those of `shape`, `channels`, `size`, `classes` that it has parameters for.
+    """
+    if classes < 1:
+        raise ValueError(f"classes is {classes}; a model needs at least 1 class")
+    if ":" in name:
+        return _from_factory(name, shape, classes)
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}, or module:factory.{hint}")
+    if len(shape) != 3:
+        raise ValueError(f"model {name!r} takes images (channels, height, width); the examples have shape {shape}")
+    return MODELS[name](shape, classes)
+
+
+def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
+    module_name, _, factory_name = name.partition(":")
+    factory = getattr(_import(module_name), factory_name, None)
+    if not callable(factory):
+        raise ValueError(f"model is {name!r}, but module {module_name!r} has no callable {factory_name!r}")
+    offered = {"shape": shape, "channels": shape[0], "size": shape[-1], "classes": classes}
+    taken = {key: value for key, value in offered.items() if key in _parameters(factory)}
+    try:
+        model = factory(**taken)
+    except Exception as error:
+        raise ValueError(f"model {name!r} failed when called with {taken}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} made a {type(model).__name__}; a factory must return a torch.nn.Module")
+    return model
+
+
+def _parameters(factory: Callable[..., object]) -> set[str]:
+    try:
+        return set(inspect.signature(factory).parameters)
+    except ValueError:  # some built-in types do not tell
+        return set()
+
+
+def _import(name: str) -> object:
+    """Import from the current folder too, as `python -m` would."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
+            raise ValueError(f"model names the module {name!r}, which is not in {here} and not installed") from None
+        raise ValueError(f"model names the module {name!r}, which needs {error.name!r}, which is missing") from None
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _require_side(name: str, shape: Shape, least: int) -> None:
+    if min(shape[1:]) < least:
+        raise ValueError(
+            f"model {name!r} needs images of at least {least}x{least} pixels; the examples are "
+            f"{shape[1]}x{shape[2]}. Resize them (size = {least} or more)."
+        )

@@ -1,0 +1,120 @@
+"""What a user sees while waiting: a bar with the time left on a terminal, plain lines elsewhere, nothing if quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+LINE_EVERY = 10.0
+"""Seconds between plain lines, where there is no terminal to redraw a bar on."""
+
+
+class Show:
+    """Writes to standard error, so that standard output holds results only."""
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._bar: Bar | None = None
+
+    def say(self, text: str) -> None:
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.note(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def part(self, fraction: float) -> None:
+        """How much of the current bar is done, for work that reports fractions."""
+        if self._bar is not None:
+            self._bar.to(fraction * self._bar.total)
+
+    @contextmanager
+    def bar(self, label: str, total: float) -> Iterator[Bar]:
+        """A bar from 0 to `total`. Lines said meanwhile stay readable beside it."""
+        kind = SilentBar if self._quiet else TerminalBar if self._stream.isatty() else PlainBar
+        self._bar = bar = kind(label, total, self._stream)
+        try:
+            yield bar
+        finally:
+            self._bar = None
+            bar.close()
+
+
+class Bar:
+    """Draws nothing."""
+
+    def __init__(self, label: str, total: float, stream: TextIO) -> None:
+        self.label, self.total, self.stream = label, total, stream
+        self.done = 0.0
+        self.start = time.monotonic()
+
+    def to(self, done: float, text: str = "") -> None:
+        self.done = done
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+SilentBar = Bar
+
+
+class TerminalBar(Bar):
+    """Redrawn in place by tqdm."""
+
+    def __init__(self, label: str, total: float, stream: TextIO) -> None:
+        from tqdm import tqdm
+
+        super().__init__(label, total, stream)
+        form = "{desc} {percentage:3.0f}% |{bar}| {elapsed} < {remaining}{postfix}"
+        self._tqdm: Any = tqdm(total=total, desc=label, file=stream, bar_format=form, dynamic_ncols=True, leave=True)
+
+    def to(self, done: float, text: str = "") -> None:
+        if text:
+            self._tqdm.set_postfix_str(text, refresh=False)
+        self._tqdm.update(done - self.done)
+        self.done = done
+
+    def note(self, text: str) -> None:
+        self._tqdm.write(text, file=self.stream)
+
+    def close(self) -> None:
+        self._tqdm.close()
+
+
+class PlainBar(Bar):
+    """A line now and then: what is done, what is known, how long is left."""
+
+    def __init__(self, label: str, total: float, stream: TextIO) -> None:
+        super().__init__(label, total, stream)
+        self._last = self.start
+        self._write(f"{label} …")
+
+    def to(self, done: float, text: str = "") -> None:
+        self.done = done
+        now = time.monotonic()
+        if now - self._last < LINE_EVERY or not 0 < done < self.total:
+            return
+        self._last = now
+        left = (now - self.start) * (self.total - done) / done
+        self._write(f"{self.label} {done / self.total:4.0%}, {_clock(left)} left{', ' if text else ''}{text}")
+
+    def note(self, text: str) -> None:
+        self._write(text)
+
+    def close(self) -> None:
+        self._write(f"{self.label} took {_clock(time.monotonic() - self.start)}")
+
+    def _write(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,255 @@
+"""Train one model, privately or not, in a run folder: a loop that can be stopped at any step and continued."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lmdp.accounting import PrivacyStatement
+from lmdp.config import Config
+from lmdp.private import PrivacyEngine
+from lmdp.progress import Bar, Show
+from lmdp.runs import Checkpoint, RunFolder, save_model, write_json
+from lmdp.tensorboard import Board
+
+NOT_PRIVATE = "method 'sgd' neither clips nor adds noise: it promises nothing"
+SECONDS_BETWEEN_EPSILONS = 2.0
+
+
+class Interrupted(Exception):
+    """The user stopped the run; its checkpoint is on disk."""
+
+
+@dataclass
+class Job:
+    """What a training needs, whatever its method, and how far it is."""
+
+    config: Config
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader[Any]
+    engine: PrivacyEngine | None
+    total: int
+    _plain_steps: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self._plain_steps if self.engine is None else self.engine.steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.loader)
+
+    @property
+    def layer_weights(self) -> list[float] | None:
+        weights = None if self.engine is None else self.engine.layer_weights
+        return None if weights is None else list(weights)
+
+    def epsilon(self) -> float | None:
+        return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
+
+    def step(self, inputs: Tensor, labels: Tensor) -> None:
+        self.model.train()
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(inputs), labels).backward()
+        self.optimizer.step()
+        self._plain_steps += 1
+
+    def statement(self) -> PrivacyStatement:
+        if self.engine is not None:
+            return self.engine.privacy_statement(self.config.delta)
+        size = len(self.loader.dataset)  # type: ignore[arg-type]
+        batch = self.loader.batch_size or 1
+        return PrivacyStatement(
+            epsilon=math.inf if self.steps else 0.0,
+            delta=self.config.delta,
+            accountant="none",
+            sampling="shuffled batches of fixed size",
+            noise_multiplier=0.0,
+            sample_rate=batch / size,
+            expected_batch_size=batch,
+            steps=self.steps,
+            clip_norm=math.inf,
+            sensitivity=math.inf,
+            method="sgd",
+            weight_source="none",
+            reasons=(NOT_PRIVATE,),
+        )
+
+    def checkpoint(self, metrics: list[dict[str, Any]]) -> Checkpoint:
+        engine = {"steps": self.steps} if self.engine is None else self.engine.state_dict()
+        return Checkpoint(self.steps, self.model.state_dict(), self.optimizer.state_dict(), engine, metrics)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(dict(checkpoint.model))
+        self.optimizer.load_state_dict(dict(checkpoint.optimizer))
+        if self.engine is None:
+            self._plain_steps = checkpoint.step
+        else:
+            self.engine.load_state_dict(checkpoint.engine)
+
+
+def prepare(config: Config, model: nn.Module, private: Dataset[Any], *, risk: Any, public: Any) -> Job:
+    """Model, optimizer and loader for the configured method; the noise is calibrated here."""
+    size = len(private)  # type: ignore[arg-type]
+    batch = max(1, round(config.sample_rate * size))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+        model.parameters(), lr=config.learning_rate, momentum=config.momentum
+    )
+    loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
+    per_epoch = math.ceil(size / batch)
+    total = math.ceil(config.epochs * per_epoch - 1e-9)
+    if config.method == "sgd":
+        generator = torch.Generator().manual_seed(config.seed or 0)
+        loader = DataLoader(private, batch_size=batch, shuffle=True, generator=generator)
+        return Job(config, model, optimizer, loader, None, total)
+    engine = PrivacyEngine(accountant=config.accountant)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        target_epsilon=config.epsilon,
+        target_delta=config.delta,
+        epochs=config.epochs,
+        max_grad_norm=config.clip_norm,
+        method=config.method,
+        risk=risk,
+        emphasis=config.emphasis,
+        public_data=public,
+        max_physical_batch_size=config.max_physical_batch_size,
+        seed=config.seed,
+        **options,
+    )
+    return Job(config, model, optimizer, loader, engine, total)
+
+
+def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> PrivacyStatement:
+    """Train to the end (from the newest checkpoint, if there is one), and leave model and privacy statement behind."""
+    metrics: list[dict[str, Any]] = []
+    if (found := folder.latest(show.say)) is not None:
+        job.restore(found)
+        metrics = [dict(row) for row in found.metrics]
+        show.say(f"continuing after step {job.steps} of {job.total}")
+    clock = Clock(float(metrics[-1]["seconds"]) if metrics else 0.0)
+    label = f"train {job.config.method}"
+    with show.bar(label, job.total) as bar, stop_signals() as stop, Board(folder.path, job.steps) as board:
+        for _ in _steps(job):
+            clock.draw(bar, job)
+            if _evaluation_due(job) or stop.is_set():
+                metrics.append(_row(job, test, clock))
+                _publish(job, folder, metrics, board)
+                bar.to(job.steps, _summary(metrics[-1]))
+            if stop.is_set() and job.steps < job.total:
+                raise Interrupted(f"stopped after step {job.steps} of {job.total}; the run can be resumed")
+    statement = job.statement()
+    if job.engine is not None:
+        job.engine.detach()
+    save_model(folder / "model.safetensors", job.model)
+    return statement
+
+
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(inputs.split(500), labels.split(500)))
+    model.train(was_training)
+    return right / len(labels)
+
+
+def _steps(job: Job) -> Iterator[int]:
+    """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step."""
+    while job.steps < job.total:
+        for inputs, labels in job.loader:
+            before = job.steps
+            job.step(inputs, labels)
+            if job.steps > before:
+                yield job.steps
+            if job.steps >= job.total:
+                return
+
+
+def _evaluation_due(job: Job) -> bool:
+    return job.steps == job.total or job.steps % (job.config.evaluate_every * job.steps_per_epoch) == 0
+
+
+def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str, Any]:
+    """One line of metrics.jsonl. Nothing in it depends on private data except through released values."""
+    return {
+        "step": job.steps,
+        "epoch": job.steps / job.steps_per_epoch,
+        "epsilon": job.epsilon(),
+        "test_accuracy": None if test is None else accuracy(job.model, *test),
+        "test_examples": None if test is None else len(test[1]),
+        "layer_weights": job.layer_weights,
+        "seconds": round(clock.seconds, 3),
+    }
+
+
+def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: Board) -> None:
+    """The statement first: what is spent is on record before anything that it paid for can be seen."""
+    write_json(folder / "privacy.json", job.statement().to_dict())
+    folder.publish(job.checkpoint(metrics), job.config.keep_checkpoints)
+    board.add(metrics[-1])
+
+
+def _summary(row: dict[str, Any]) -> str:
+    parts = []
+    if row["epsilon"] is not None:
+        parts.append(f"epsilon {row['epsilon']:.2f}")
+    if row["test_accuracy"] is not None:
+        parts.append(f"test accuracy {row['test_accuracy']:.1%}")
+    return ", ".join(parts)
+
+
+class Clock:
+    """Seconds of training so far, over all sessions of a run; asks for epsilon only now and then."""
+
+    def __init__(self, before: float) -> None:
+        self._start = time.monotonic() - before
+        self._last = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def draw(self, bar: Bar, job: Job) -> None:
+        now = time.monotonic()
+        text = ""
+        if now - self._last > SECONDS_BETWEEN_EPSILONS and job.config.accountant == "rdp" and job.engine is not None:
+            self._last = now
+            text = f"epsilon {job.epsilon():.2f}"
+        bar.to(job.steps, text)
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask the loop to stop after the current step; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, _: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
