@@ -1,0 +1,101 @@
+"""Image files → one tensor of bytes. A file that cannot be read is named; absurdly large ones are refused."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmdp.data.faces import Points, align
+from lmdp.data.request import Say
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+GREY = ("1", "L", "LA", "La")
+COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An encoded image: its name in messages, where its bytes are, and its landmarks if it is a face to be aligned."""
+
+    name: str
+    file: Path | bytes
+    landmarks: Points | None = None
+
+
+def decode(
+    pictures: Sequence[Picture], *, size: int | None, channels: int | None, crop: bool = False, say: Say
+) -> Tensor:
+    """uint8 [N, C, H, W]. Without `size` all must be of one size; without `channels` one colour image makes all colour.
+
+    `crop` takes the largest central square first.
+    """
+    if channels is None:
+        channels = 1 if all(_is_grey(picture) for picture in pictures) else 3
+    if not pictures:
+        return torch.zeros(0, channels, size or 1, size or 1, dtype=torch.uint8)
+    first = _pixels(pictures[0], size, channels, crop)
+    pixels = np.empty((len(pictures), *first.shape), np.uint8)
+    for index, picture in enumerate(pictures):
+        one = first if index == 0 else _pixels(picture, size, channels, crop)
+        if one.shape != first.shape:
+            raise ValueError(
+                f"{picture.name} is {one.shape[1]}×{one.shape[0]} but {pictures[0].name} is "
+                f"{first.shape[1]}×{first.shape[0]}; add ?size= to bring all images to one size"
+            )
+        pixels[index] = one
+        if 10 * index // len(pictures) < 10 * (index + 1) // len(pictures) and len(pictures) >= 1000:
+            say(f"{index + 1} of {len(pictures)} images decoded")
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def _pixels(
+    picture: Picture, size: int | None, channels: int, crop: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    from PIL.Image import Resampling
+
+    with _opened(picture) as opened:
+        image = opened.convert("L" if channels == 1 else "RGB")
+        if picture.landmarks is not None:
+            image = align(image, picture.landmarks, size or min(image.size))
+        elif crop:
+            side = min(image.size)
+            left, top = (image.width - side) // 2, (image.height - side) // 2
+            image = image.crop((left, top, left + side, top + side))
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), Resampling.BILINEAR)
+        return np.asarray(image, np.uint8).reshape(image.height, image.width, channels)
+
+
+def _is_grey(picture: Picture) -> bool:
+    with _opened(picture) as image:
+        return image.mode in GREY
+
+
+@contextmanager
+def _opened(picture: Picture) -> Iterator[Image]:
+    """The image, not yet decoded; whatever Pillow finds wrong with it, now or later, becomes an error with its name."""
+    from PIL import Image as pillow
+
+    file = io.BytesIO(picture.file) if isinstance(picture.file, bytes) else picture.file
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(file) as image:
+                if image.mode not in GREY + COLOUR:
+                    raise ValueError(f"its pixels are of kind {image.mode!r}; save it with 8 bits per channel")
+                yield image
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise ValueError(f"{picture.name} is refused, it may be a decompression bomb: {error}") from error
+    except Exception as error:  # Pillow's plugins raise whatever a broken file makes them stumble over
+        raise ValueError(f"{picture.name} cannot be read as an image: {error}. Repair or remove it.") from error

@@ -1,0 +1,94 @@
+"""`folder:PATH`: a folder of images for each class, under train/ and test/ or under PATH itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lmdp.data.decode import Picture, decode
+from lmdp.data.faces import landmarks_for, read_landmarks
+from lmdp.data.images import Images, Source
+from lmdp.data.request import Request
+from lmdp.data.splits import shuffled, split_per_class
+
+SUFFIXES = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
+TRAIN, TEST = "train", ("test", "val", "validation", "valid")
+FACE_SIZE = 112  # of aligned faces, where no size is asked for: the template's own
+
+Labelled = list[tuple[Path, int]]
+
+
+def read_folder(request: Request) -> Source:
+    root = Path(request.path).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is not a folder; folder:PATH needs one with a folder of images for each class")
+    train_at, test_at = _parts(root)
+    listing = _listing(train_at)
+    held_out = _listing(test_at) if test_at else {}
+    strangers = sorted(set(held_out) - set(listing))
+    if strangers:
+        raise ValueError(f"{test_at} has class {strangers[0]!r}, which {train_at} lacks; add it there or remove it")
+    classes = _largest(listing, request.number("classes", len(listing)))
+    train, test = _labelled(listing, classes), _labelled(held_out, classes)
+    if test_at is None:
+        keep, hold = split_per_class([label for _, label in train])
+        train, test = [train[i] for i in keep], [train[i] for i in hold]
+    if request.limit is not None and request.limit < len(train):
+        train = [train[i] for i in shuffled(len(train))[: request.limit].tolist()]
+    learnt, held = _read(train + test, root, request).cut(len(train))
+    return Source(request.spec, learnt, held if test else None, classes)
+
+
+def _parts(root: Path) -> tuple[Path, Path | None]:
+    """Where the class folders for training and for testing are; a class may itself be called train."""
+    names = {folder.name for folder in _folders(root)}
+    if TRAIN not in names or not names <= {TRAIN, *TEST}:
+        return root, None
+    return root / TRAIN, next((root / name for name in TEST if name in names), None)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted((f for f in root.iterdir() if f.is_dir() and not f.name.startswith(".")), key=lambda f: f.name)
+
+
+def _listing(root: Path) -> dict[str, list[Path]]:
+    """Class → its images, both in alphabetical order."""
+    folders = _folders(root)
+    if not folders:
+        raise ValueError(f"{root} has no class folders; put the images of each class into a folder of its own")
+    listing = {}
+    for folder in folders:
+        found = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+        listing[folder.name] = sorted(found, key=lambda f: f.relative_to(folder).as_posix())
+        if not listing[folder.name]:
+            raise ValueError(
+                f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it"
+            )
+    return listing
+
+
+def _largest(listing: dict[str, list[Path]], count: int | None) -> tuple[str, ...]:
+    """The classes with most images, all of them without `count`; among equals the first in the alphabet."""
+    ranked = sorted(listing, key=lambda name: (-len(listing[name]), name))
+    return tuple(sorted(ranked[:count]))
+
+
+def _labelled(listing: dict[str, list[Path]], classes: Sequence[str]) -> Labelled:
+    return [(path, label) for label, name in enumerate(classes) for path in listing.get(name, [])]
+
+
+def _read(files: Labelled, root: Path, request: Request) -> Images:
+    names = [path.relative_to(root).as_posix() for path, _ in files]
+    size = request.size
+    pictures = [Picture(str(path), path) for path, _ in files]
+    if "landmarks" in request.options:
+        where = Path(request.options["landmarks"]).expanduser()
+        points = read_landmarks(where)
+        size = size or FACE_SIZE
+        pictures = [
+            Picture(str(path), path, landmarks_for(name, points, where)) for (path, _), name in zip(files, names)
+        ]
+    pixels = decode(pictures, size=size, channels=request.channels, say=request.say)
+    return Images(pixels, torch.tensor([label for _, label in files], dtype=torch.int64))

@@ -1,0 +1,102 @@
+"""`hf:NAME`: a dataset of the Hugging Face hub, or of a local folder, by its `datasets` library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmdp.data.decode import Picture, decode
+from lmdp.data.images import MAX_CLASSES, Images, Source
+from lmdp.data.request import Request
+from lmdp.data.splits import shuffled
+
+TRAIN, TEST = ("train",), ("test", "validation", "valid")
+INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool"}
+
+
+def read_hub(request: Request) -> Source:
+    splits = _load(request)
+    train = next((splits[name] for name in TRAIN if name in splits), None)
+    test = next((splits[name] for name in TEST if name in splits), None)
+    if train is None:
+        raise ValueError(f"{request.spec} has no split named train; it has {', '.join(splits)}")
+    image, label = _columns(train.features, request)
+    classes = _classes([part for part in (train, test) if part is not None], label, request)
+    if request.limit is not None and request.limit < len(train):
+        train = train.select(shuffled(len(train))[: request.limit].tolist())
+    learnt = _images(train, image, label, request, request.channels)
+    held = None if test is None else _images(test, image, label, request, request.channels or learnt.shape[0])
+    return Source(request.spec, learnt, held, classes)
+
+
+def _load(request: Request) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{request.spec} needs the package datasets, which is missing: pip install 'lmdp[hf]'"
+        ) from error
+    cache = (
+        str(request.cache / "hf") if request.cache else None
+    )  # None: the library's own cache, shared with other tools
+    try:
+        return datasets.load_dataset(request.path, request.options.get("config"), cache_dir=cache)
+    except Exception as error:  # network, hub, parquet and image errors of several libraries
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{request.spec} could not be loaded: {reason}") from error
+
+
+def _columns(features: Any, request: Request) -> tuple[str, str]:
+    """The image column and the label column, by their types, or as the options name them."""
+    import datasets
+
+    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    labels = labels or [name for name, kind in features.items() if getattr(kind, "dtype", None) in INTEGERS]
+    return _one("image", images, features, request), _one("label", labels, features, request)
+
+
+def _one(what: str, candidates: list[str], features: Any, request: Request) -> str:
+    chosen = request.options.get(what)
+    if chosen is not None and chosen not in candidates and (what == "image" or chosen not in features):
+        raise ValueError(f"{request.spec} has no {what} column {chosen!r}; it has {', '.join(candidates) or 'none'}")
+    if chosen is None and len(candidates) != 1:
+        raise ValueError(
+            f"{request.spec} has {len(candidates)} columns that could be the {what} (of {', '.join(features)}); "
+            f"name one with ?{what}=COLUMN"
+        )
+    return chosen or candidates[0]
+
+
+def _images(rows: Any, image: str, label: str, request: Request, channels: int | None) -> Images:
+    import datasets
+
+    encoded = rows.cast_column(image, datasets.Image(decode=False))
+    pictures = [Picture(f"{request.spec} image {i}", _bytes(file)) for i, file in enumerate(encoded[image])]
+    pixels = decode(pictures, size=request.size, channels=channels, say=request.say)
+    return Images(pixels, torch.tensor(_labels(rows, label, request), dtype=torch.int64))
+
+
+def _labels(rows: Any, label: str, request: Request) -> list[int]:
+    try:
+        return [int(value) for value in rows[label]]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{request.spec}: column {label!r} holds no whole numbers ({error}); name another") from error
+
+
+def _classes(parts: list[Any], label: str, request: Request) -> tuple[str, ...]:
+    names = getattr(parts[0].features[label], "names", None)
+    if names is None:
+        highest = max((number for part in parts for number in _labels(part, label, request)), default=0)
+        if highest >= MAX_CLASSES:
+            raise ValueError(f"{request.spec}: label {highest}; labels must be 0 to {MAX_CLASSES - 1}")
+        names = [str(number) for number in range(highest + 1)]
+    return tuple(names)
+
+
+def _bytes(file: Any) -> Path | bytes:
+    if isinstance(file, dict) and isinstance(file.get("bytes"), bytes):
+        return bytes(file["bytes"])
+    return Path(str(file.get("path") if isinstance(file, dict) else file))

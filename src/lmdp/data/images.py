@@ -1,0 +1,109 @@
+"""Images in memory, and what a loaded source is.
+
+Standardised by public constants only, never by statistics of the data: those would leak it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lmdp.data.splits import shuffled
+
+MAX_CLASSES = 100_000  # where only labels say how many there are
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Images(Dataset[tuple[Tensor, int]]):
+    """Examples and their labels. Bytes [N, C, H, W] are handed out as (x / 255 − 0.5) / 0.5; floats as they are."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        kind, shape = self.pixels.dtype, tuple(self.pixels.shape)
+        if kind == torch.uint8 and (len(shape) != 4 or shape[1] not in (1, 3)):
+            raise ValueError(f"images of bytes have shape {shape}; it must be [N, C, H, W] with 1 or 3 channels")
+        if kind not in (torch.uint8, torch.float32):
+            raise ValueError(f"images are {kind}; they must be torch.uint8 or torch.float32")
+        if self.labels.dtype != torch.int64 or self.labels.dim() != 1:
+            raise ValueError(
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}; they must be int64 [N]"
+            )
+        if not shape or len(self.pixels) != len(self.labels):
+            raise ValueError(f"there are {shape[0] if shape else 0} images and {len(self.labels)} labels; one each")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return tuple(self.pixels.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Images({len(self)} of shape {self.shape})"
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return _standardised(self.pixels[index]), int(self.labels[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """What a data loader asks for: a whole batch of pairs at once."""
+        inputs, labels = self.take(indices).tensors()
+        return list(zip(inputs.unbind(), labels.tolist()))
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All of them: standardised float inputs, and labels."""
+        return _standardised(self.pixels), self.labels
+
+    def take(self, indices: Sequence[int] | Tensor) -> Images:
+        """These examples, in this order."""
+        at = torch.as_tensor(indices, dtype=torch.long)
+        return Images(self.pixels[at], self.labels[at])
+
+    def cut(self, n: int) -> tuple[Images, Images]:
+        """The first `n` and the others, without copying."""
+        return Images(self.pixels[:n], self.labels[:n]), Images(self.pixels[n:], self.labels[n:])
+
+    def take_random(self, n: int, seed: int = 0) -> Images:
+        """`n` different examples; the same seed always finds the same ones."""
+        if not 0 < n <= len(self):
+            raise ValueError(f"{n} images were asked for; there are {len(self)}, so ask for 1 to {len(self)}")
+        return self.take(shuffled(len(self), seed)[:n])
+
+
+def _standardised(pixels: Tensor) -> Tensor:
+    if pixels.dtype != torch.uint8:
+        return pixels
+    return pixels.to(torch.float32).div_(255).sub_(0.5).div_(0.5)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a SPEC stands for: training images, test images where the source has them, and the names of the labels."""
+
+    spec: str
+    train: Images
+    test: Images | None
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.train):
+            raise ValueError(f"{self.spec} has no training images; it needs at least 1")
+        if self.test is not None and self.test.shape != self.train.shape:
+            raise ValueError(
+                f"{self.spec} has training images of shape {self.train.shape} and test images of shape "
+                f"{self.test.shape}; they must be equal. Add ?size= and ?channels= to make them so."
+            )
+        for part in (self.train, self.test):
+            if part is not None and len(part):
+                low, high = int(part.labels.min()), int(part.labels.max())
+                if low < 0 or high >= len(self.classes):
+                    raise ValueError(
+                        f"{self.spec} has label {low if low < 0 else high}; with {len(self.classes)} classes labels "
+                        f"must be 0 to {len(self.classes) - 1}"
+                    )

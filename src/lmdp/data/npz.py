@@ -1,0 +1,103 @@
+"""`npz:PATH`: NumPy arrays x_train, y_train and, if there, x_test, y_test, classes. Pickled objects are never read."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmdp.data.images import MAX_CLASSES, Images, Source
+from lmdp.data.preprocess import fit
+from lmdp.data.request import Request
+
+
+def read_npz(request: Request) -> Source:
+    path = Path(request.path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; npz:PATH needs one with the arrays x_train and y_train")
+    arrays = read_arrays(path, ("x_train", "y_train", "x_test", "y_test", "classes"))
+    train, test = (_images(arrays, part, path, request) for part in ("train", "test"))
+    if train is None:
+        raise ValueError(f"{path} lacks x_train; it has {', '.join(sorted(arrays)) or 'none of the known arrays'}")
+    return Source(request.spec, train, test, _classes(arrays, [part for part in (train, test) if part], path))
+
+
+def _images(arrays: dict[str, NDArray[Any]], part: str, path: Path, request: Request) -> Images | None:
+    x, y = arrays.get(f"x_{part}"), arrays.get(f"y_{part}")
+    if x is None and y is None:
+        return None
+    if x is None or y is None:
+        raise ValueError(f"{path} has only one of x_{part} and y_{part}; it needs both")
+    if x.ndim < 2:
+        raise ValueError(
+            f"{path}: x_{part} has shape {x.shape}; it needs a first axis of examples and at least one more"
+        )
+    if y.dtype.kind not in "iub" or y.shape not in ((len(x),), (len(x), 1)):
+        raise ValueError(f"{path}: y_{part} is {y.dtype} of shape {y.shape}; it must be {len(x)} whole numbers")
+    images = Images(_pixels(x, f"{path}: x_{part}"), torch.from_numpy(y.reshape(-1).astype(np.int64)))
+    return fit(images, size=request.size, channels=request.channels)  # here, since the parts may differ in shape
+
+
+def _pixels(x: NDArray[Any], name: str) -> Tensor:
+    """Bytes as [N, C, H, W]; floats as they are."""
+    if x.dtype.kind == "f":
+        return torch.from_numpy(x.astype(np.float32))
+    if x.dtype != np.uint8:
+        raise ValueError(f"{name} is {x.dtype}; it must be uint8 (0 to 255) or floats")
+    if x.ndim == 3:
+        return torch.tensor(x).unsqueeze(1)
+    if x.ndim == 4 and x.shape[3] in (1, 3):
+        return torch.from_numpy(np.array(x.transpose(0, 3, 1, 2), order="C"))
+    if x.ndim == 4 and x.shape[1] in (1, 3):
+        return torch.tensor(x)
+    raise ValueError(f"{name} has shape {x.shape}; bytes must be NHW, NHWC or NCHW with 1 or 3 channels")
+
+
+def _classes(arrays: dict[str, NDArray[Any]], parts: list[Images], path: Path) -> tuple[str, ...]:
+    names = arrays.get("classes")
+    if names is not None:
+        return tuple(str(name) for name in names.reshape(-1).tolist())
+    count = 1 + max((int(part.labels.max()) for part in parts if len(part)), default=0)
+    if count > MAX_CLASSES:
+        raise ValueError(f"{path}: label {count - 1}; labels must be 0 to {MAX_CLASSES - 1}")
+    return tuple(str(number) for number in range(count))
+
+
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Those of the named arrays that the file has."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            present = set(archive.namelist())
+            for name in names:
+                if f"{name}.npy" in present:
+                    with archive.open(f"{name}.npy") as file:
+                        arrays[name] = _array(file, archive.getinfo(f"{name}.npy").file_size)
+    except Exception as error:  # zip, its compressions and npy headers each fail in their own ways
+        raise ValueError(f"{path} is not a readable npz file: {error}") from error
+    return arrays
+
+
+def _array(file: IO[bytes], size: int) -> NDArray[Any]:
+    """One array. Its header is believed only if it accounts for every byte that follows."""
+    version = npy.read_magic(file)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read_header is None:
+        raise ValueError(f"an array is of npy version {version}; 1.0 and 2.0 are read")
+    shape, fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("an array holds pickled Python objects, which are never loaded; save plain numbers")
+    expected, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if expected != held or min(shape, default=0) < 0:
+        raise ValueError(f"an array announces shape {shape}, {expected} bytes, but holds {held}")
+    data = file.read()
+    if len(data) != expected:
+        raise ValueError(f"an array breaks off after {len(data)} of {expected} bytes")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")

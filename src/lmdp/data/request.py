@@ -1,0 +1,141 @@
+"""A SPEC string, taken apart: `kind`, `kind:PATH`, and options after a question mark, `kind?limit=1000&size=32`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+SPECS: Mapping[str, str] = MappingProxyType(
+    {
+        "mnist": "handwritten digits, 28×28 grey; downloaded",
+        "fashion-mnist": "garments, 28×28 grey; downloaded",
+        "cifar10": "ten kinds of things, 32×32 colour; downloaded",
+        "cifar100": "a hundred kinds of things, 32×32 colour; downloaded",
+        "svhn": "house numbers, 32×32 colour; downloaded",
+        "celeba": "faces with 40 attributes; from files you put into the cache folder",
+        "digits": "1,797 digits, 8×8 grey; installs with scikit-learn",
+        "mnist-5k": "5,000 of the MNIST digits; installs with lmdp[demo]",
+        "npz:PATH": "arrays x_train, y_train and, if there, x_test, y_test",
+        "folder:PATH": "one folder of images for each class",
+        "hf:NAME": "a Hugging Face dataset, by name or local path; needs lmdp[hf]",
+    }
+)
+GENERAL = ("limit", "size", "channels")
+OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"celeba": ("attribute", "landmarks"), "folder": ("landmarks", "classes"), "hf": ("config", "image", "label")}
+)
+MAX_SIZE = 4096
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be loaded, how it should look, and where files are kept."""
+
+    spec: str
+    kind: str
+    path: str
+    options: Mapping[str, str]
+    size: int | None
+    channels: int | None
+    limit: int | None
+    cache: Path | None
+    say: Say
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of this set are kept."""
+        return (self.cache or default_cache()) / self.kind
+
+    def number(self, option: str, high: int) -> int | None:
+        return _number(self.options, option, high)
+
+
+def parse(
+    spec: str,
+    *,
+    size: int | None = None,
+    channels: int | None = None,
+    cache: Path | None = None,
+    say: Say | None = None,
+) -> Request:
+    """Everything that can be wrong with a SPEC is found here, before any file is touched."""
+    name, _, query = spec.partition("?")
+    kind, colon, path = name.partition(":")
+    _check_kind(name, kind, bool(colon), path)
+    options = _options(query, kind)
+    size = _agreed("size", size, _number(options, "size", MAX_SIZE))
+    channels = _agreed("channels", channels, _number(options, "channels", 3))
+    if size is not None and not 1 <= size <= MAX_SIZE:
+        raise ValueError(f"size is {size}; it must be 1 to {MAX_SIZE}")
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels is {channels}; it must be 1 (grey) or 3 (colour)")
+    limit = _number(options, "limit", 10**9)
+    return Request(spec, kind, path, options, size, channels, limit, cache, say or (lambda _: None))
+
+
+def default_cache() -> Path:
+    """$LMDP_DATA, or the user's cache folder."""
+    chosen = os.environ.get("LMDP_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("lmdp"))
+
+
+def _check_kind(name: str, kind: str, colon: bool, path: str) -> None:
+    kinds = {known.partition(":")[0]: known for known in SPECS}
+    if kind not in kinds:
+        raise ValueError(f"unknown data {name!r}; {_guess(name, kind, list(kinds))}known are {', '.join(SPECS)}")
+    takes_path = ":" in kinds[kind]
+    if takes_path and not path:
+        raise ValueError(f"{kind!r} lacks what it reads; write {kinds[kind]}")
+    if colon and not takes_path:
+        raise ValueError(f"{kind!r} takes no path but has {path!r}; write {kind}, and set LMDP_DATA for its folder")
+
+
+def _guess(name: str, kind: str, kinds: list[str]) -> str:
+    if Path(name).is_dir():
+        return f"did you mean 'folder:{name}'? "
+    if name.endswith(".npz"):
+        return f"did you mean 'npz:{name}'? "
+    near = difflib.get_close_matches(kind.lower(), kinds, n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _options(query: str, kind: str) -> Mapping[str, str]:
+    allowed = OPTIONS.get(kind, ()) + GENERAL
+    found: dict[str, str] = {}
+    for part in query.split("&") if query else []:
+        option, equals, value = part.partition("=")
+        if option not in allowed:
+            raise ValueError(f"unknown option {option!r} for {kind}; allowed are {', '.join(allowed)}")
+        if not equals or not value:
+            raise ValueError(f"option {option!r} for {kind} has no value; write {option}=VALUE")
+        if option in found:
+            raise ValueError(
+                f"option {option!r} for {kind} is given twice ({found[option]!r}, {value!r}); give it once"
+            )
+        found[option] = value
+    return MappingProxyType(found)
+
+
+def _number(options: Mapping[str, str], option: str, high: int) -> int | None:
+    text = options.get(option)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and 1 <= int(text) <= high):
+        raise ValueError(f"option {option} is {text!r}; it must be a whole number from 1 to {high}")
+    return int(text)
+
+
+def _agreed(what: str, called: int | None, written: int | None) -> int | None:
+    if called is not None and written is not None and called != written:
+        raise ValueError(f"{what} is {written} in the SPEC but {called} is needed here; leave {what}= out of the SPEC")
+    return written if called is None else called
