@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "private": {"layers", "data", "accounting"},
     "audit": {"layers", "report"},
     "risk": {"layers", "audit"},
-    "report": {"audit"},
+    "report": {"audit", "risk"},
 }
 
 
