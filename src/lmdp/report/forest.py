@@ -38,7 +38,7 @@ class _Place:
 
     @classmethod
     def of(cls, sheet: Sheet, series: int, rows: int) -> _Place:
-        step = 12.0 if rows * series <= 60 else 8.0 if rows * series <= 150 else 6.0
+        step = 13.0 if rows * series <= 60 else 8.0 if rows * series <= 150 else 6.0
         return cls(step, 17.0 if sheet.narrow else 0.0, 7.0 if rows <= 24 else 4.0)
 
     def height(self, series: int) -> float:

@@ -50,7 +50,7 @@ def lines(
     x = Linear(*_reach(drawn), frame.left + 8, frame.right - 8, wanted=4)
     parts = [frame.area(), upward(sheet, frame, probe), across(sheet, frame, x, "step")]
     parts += [_band(sheet, line, x, probe) for line in drawn]
-    parts += [_line(sheet, line, x, probe) for line in drawn]
+    parts += [_line(sheet, line, x, probe, k) for k, line in enumerate(drawn)]
     if name_ends:
         parts.append(_names(sheet, drawn, frame, probe))
     parts.append(sheet.words(0, top - 12, axis, fill=sheet.ink["ink"]))
@@ -62,14 +62,15 @@ def _reach(drawn: Sequence[Line]) -> Interval:
     return (min(0.0, min(steps)), max(max(steps), 1.0))
 
 
-def _line(sheet: Sheet, line: Line, x: Scale, y: Scale) -> str:
+def _line(sheet: Sheet, line: Line, x: Scale, y: Scale, order: int) -> str:
+    """Later lines are drawn finer, so that one that coincides with an earlier one does not hide it."""
     dots = thin(line.dots, MOST_POINTS)
     path = "M" + "L".join(f"{number(x(dot.x))} {number(y(dot.y))}" for dot in dots)
-    size = 1.0 if len(line.dots) <= MOST_MARKS else 0.8
+    size = max(0.65, 1.1 - 0.15 * order)
     marks = (
         sheet.mark(dot.tip, sheet.symbol(line.style, x(dot.x), y(dot.y), size)) for dot in thin(line.dots, MOST_MARKS)
     )
-    return sheet.stroke(path, line.style) + "".join(marks)
+    return sheet.stroke(path, line.style, max(1.4, 2.6 - 0.3 * order)) + "".join(marks)
 
 
 def _band(sheet: Sheet, line: Line, x: Scale, y: Scale) -> str:

@@ -53,10 +53,10 @@ def _head(story: Story) -> str:
 def _tile(trained: Trained, style: Style) -> str:
     """The three numbers to know of a model."""
     known = accuracy(trained)
-    entries = [("test accuracy", tables.value(known, "b"))] if known else []
-    entries.append(("epsilon", tables.spent(trained, "b")))
+    entries = [("test accuracy", tables.value(known, large=True))] if known else []
+    entries.append(("epsilon", tables.spent(trained, large=True)))
     if trained.audit is not None:
-        entries.append(("peak layer AUC", tables.value(peak(trained.audit), "b")))
+        entries.append(("peak layer AUC", tables.value(peak(trained.audit), large=True)))
     return el("li", el("h3", named(trained.name, style)), pairs(entries), class_="tile")
 
 
@@ -88,13 +88,20 @@ def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit])
     curves = charts.roc_at_peak(models, limits)
     if curves is not None:
         parts.append(el("div", chart(curves, "roc", width=HALF), _about_roc(models, limits), class_="two"))
-    sizes = "; ".join(
-        f"{model}: {audit.members} members, {audit.nonmembers} non-members, {audit.left_out} left out to balance them"
-        for model, _, audit in models
-    )
-    parts.append(paragraph(f"{sizes}.", "note"))
+    parts.append(paragraph(_sizes(models), "note after"))
     parts.append(folded("All layers, with every number", tables.layers([(model, audit) for model, _, audit in models])))
     return parts
+
+
+def _sizes(models: list[Audited]) -> str:
+    """How many examples were attacked, said once where it is the same for all models."""
+    sizes: dict[str, list[str]] = {}
+    for model, _, audit in models:
+        words = f"{audit.members} members, {audit.nonmembers} non-members, {audit.left_out} left out to balance them"
+        sizes.setdefault(words, []).append(model)
+    if len(sizes) == 1:
+        return f"Attacked: {next(iter(sizes))}."
+    return "Attacked: " + "; ".join(f"{words} ({', '.join(names)})" for words, names in sizes.items()) + "."
 
 
 def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
@@ -105,7 +112,8 @@ def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
         *(
             f"Grey: no attack on a model with epsilon {limit.epsilon:.3g} and delta {limit.delta:.3g} can exceed it."
             if limit.visible(least)
-            else f"The guarantee of epsilon {limit.epsilon:.3g} bounds these curves only outside the axes."
+            else f"The limit that epsilon {limit.epsilon:.3g} sets lies beyond these axes: at a false positive rate of "
+            f"{least:g} it permits a true positive rate of up to {limit.tpr(least):.2f}."
             for limit in limits
         ),
     ]
@@ -138,7 +146,9 @@ def _weights(story: Story) -> str:
 def _table(story: Story) -> str:
     if not story.trained:
         return ""
-    note = "The interval of the peak is corrected for having looked at every layer. TPR and FPR: true and false positive rate."
+    note = (
+        "The interval of the peak is corrected for having looked at every layer. TPR, FPR: true, false positive rate."
+    )
     return section("Numbers", tables.models(story), paragraph(note, "note after"), key="numbers")
 
 

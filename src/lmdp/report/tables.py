@@ -57,20 +57,20 @@ def risk(profile: RiskProfile) -> str:
     return _table("Risk profile", ("layer", *MEASURED, *extra), rows, wordy={5})
 
 
-def value(estimate: Estimate | None, class_: str | None = None) -> str:
+def value(estimate: Estimate | None, *, large: bool = False) -> str:
     """The value, and its interval below it."""
     if estimate is None:
         return NONE
-    shown = el("b", f"{estimate.value:.3f}") if class_ else f"{estimate.value:.3f}"
+    shown = el("b", f"{estimate.value:.3f}") if large else f"{estimate.value:.3f}"
     return shown + (el("span", between(estimate.interval), class_="range") if estimate.interval else "")
 
 
-def spent(trained: Trained, class_: str | None = None) -> str:
+def spent(trained: Trained, *, large: bool = False) -> str:
     """The epsilon, and how far it can be relied on."""
     if trained.privacy is None:
-        return el("span", "not private", class_="range")
+        return (el("b", "none") if large else "none") + el("span", "not private", class_="range")
     shown = epsilon_text(epsilon(trained.privacy))
-    return (el("b", shown) if class_ else shown) + el("span", standing(trained.privacy), class_="range")
+    return (el("b", shown) if large else shown) + el("span", standing(trained.privacy), class_="range")
 
 
 def _model(trained: Trained) -> list[str]:
