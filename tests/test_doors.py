@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "private": {"layers", "data", "accounting"},
     "audit": {"layers", "report", "fields"},
     "risk": {"layers", "audit", "fields"},
-    "report": {"audit"},
+    "report": {"audit", "risk"},
 }
 
 

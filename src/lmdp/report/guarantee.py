@@ -1,0 +1,71 @@
+"""What each model promises, how far that can be relied on, and what no promise covers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmdp.report.html import listing, named, pairs, paragraph, section
+from lmdp.report.reading import epsilon, epsilon_text, finite, is_certified, standing
+from lmdp.report.svg import Style, el, text
+
+if TYPE_CHECKING:
+    from lmdp.report.story import Trained
+
+FIELDS = {
+    "neighbouring_relation": "neighbours",
+    "sampling": "sampling",
+    "sample_rate": "sample rate",
+    "expected_batch_size": "expected batch",
+    "steps": "steps",
+    "noise_multiplier": "noise multiplier",
+    "sensitivity": "sensitivity",
+    "clip_norm": "clip norm",
+    "method": "method",
+    "weight_source": "weights from",
+    "accountant": "accountant",
+}
+
+
+def guarantees(trained: Sequence[Trained]) -> str:
+    """One card per private model; what is not covered is said once where it is the same for all."""
+    private = [(t, Style.of_model(i), t.privacy) for i, t in enumerate(trained) if t.privacy is not None]
+    bare = [t.name for t in trained if t.privacy is None]
+    if not private:
+        words = f"{', '.join(bare)}: trained without differential privacy; nothing is guaranteed."
+        return section("Privacy", paragraph(words), key="privacy") if bare else ""
+    gaps = list(dict.fromkeys(tuple(_texts(privacy, "not_covered")) for _, _, privacy in private))
+    same = len(gaps) == 1
+    cards = (_card(t.name, style, privacy, with_gaps=not same) for t, style, privacy in private)
+    parts = [el("div", *cards, class_="cards")]
+    if same and gaps[0]:
+        parts += [el("h3", "What these guarantees do not cover", class_="gap"), listing(list(gaps[0]))]
+    if bare:
+        parts.append(
+            paragraph(f"{', '.join(bare)}: trained without differential privacy; nothing is guaranteed.", "note after")
+        )
+    return section("Privacy", *parts, key="privacy")
+
+
+def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: bool) -> str:
+    good = is_certified(privacy)
+    badge = el("span", standing(privacy), class_=f"badge {'good' if good else 'bad'}")
+    delta = finite(privacy.get("delta"))
+    promise = f"(ε, δ) = ({epsilon_text(epsilon(privacy))}, {'–' if delta is None else f'{delta:g}'}) "
+    parts = [el("h3", named(name, style)), el("p", text(promise), badge, class_="promise")]
+    parts.append(pairs([(label, text(_shown(privacy[key]))) for key, label in FIELDS.items() if key in privacy]))
+    if not good:
+        reasons = _texts(privacy, "reasons") or ["the statement gives no reason"]
+        parts.append(el("div", el("strong", "Not certified because", class_="bad"), listing(reasons), class_="reasons"))
+    if with_gaps and (gaps := _texts(privacy, "not_covered")):
+        parts += [el("h3", "Not covered", class_="gap"), listing(gaps)]
+    return el("article", *parts, class_="card")
+
+
+def _texts(privacy: Mapping[str, Any], key: str) -> list[str]:
+    found = privacy.get(key)
+    return [str(item) for item in found] if isinstance(found, list | tuple) else []
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,193 @@
+"""A story as one page: the verdict first, then what it rests on, then how to make it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lmdp.report import charts, tables
+from lmdp.report.guarantee import guarantees
+from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
+from lmdp.report.judgement import verdict
+from lmdp.report.reading import accuracy, peak
+from lmdp.report.svg import Style, el, text
+
+if TYPE_CHECKING:
+    from lmdp.report.charts import Audited
+    from lmdp.report.roc import Limit
+    from lmdp.report.story import Story, Trained
+    from lmdp.risk.profile import RiskProfile
+
+
+def render(story: Story) -> str:
+    """HTML that opens offline. Everything in the story is text to it, whatever it contains."""
+    return document(
+        story.title,
+        _head(story),
+        _leaks(story),
+        _training(story),
+        _weights(story),
+        _table(story),
+        _risk(story.risk),
+        guarantees(story.trained),
+        _making(story),
+    )
+
+
+def _head(story: Story) -> str:
+    over = " · ".join(part for part in ("lmdp " + story.version if story.version else "lmdp", story.made) if part)
+    warnings = dict.fromkeys(t.audit.warning for t in story.trained if t.audit is not None)
+    tiles = (_tile(trained, Style.of_model(i)) for i, trained in enumerate(story.trained))
+    return el(
+        "header",
+        paragraph(over, "over"),
+        el("h1", text(story.title)),
+        paragraph(verdict(story), "verdict"),
+        paragraph("Ranges, in brackets or below a number, are 95 % intervals.", "note") if story.trained else "",
+        *map(warning, warnings),
+        el("ul", *tiles, class_="tiles") if story.trained else "",
+    )
+
+
+def _tile(trained: Trained, style: Style) -> str:
+    """The three numbers to know of a model."""
+    known = accuracy(trained)
+    entries = [("test accuracy", tables.value(known, large=True))] if known else []
+    entries.append(("epsilon", tables.spent(trained, large=True)))
+    if trained.audit is not None:
+        entries.append(("peak layer AUC", tables.value(peak(trained.audit), large=True)))
+    return el("li", el("h3", named(trained.name, style)), pairs(entries), class_="tile")
+
+
+def _leaks(story: Story) -> str:
+    models = charts.audited(story)
+    if not models:
+        return (
+            section("Leakage by layer", paragraph("No model was audited.", "note"), key="mia") if story.trained else ""
+        )
+    return section("Leakage by layer", *leakage(models, story.layers, charts.limits(story)), key="mia")
+
+
+def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit]) -> list[str]:
+    """What attacks on every layer find, the curves of the leakiest layers, and all numbers folded."""
+    parts = [
+        paragraph(
+            "How well the best of several attacks tells members of the training data from others, by what it sees of "
+            "each layer. Every example is scored by an adversary that never saw it."
+        )
+    ]
+    by_layer = charts.mia_by_layer(models, layers)
+    if by_layer is not None:
+        caption = (
+            "From the first layer to the last; each model's peak is labelled. Below the layers: the model's own output "
+            "for reference, and the controls (raw input, untrained network). What a control finds is a difference "
+            "between the groups, not a leak."
+        )
+        parts.append(chart(by_layer, "mia", caption))
+    curves = charts.roc_at_peak(models, limits)
+    if curves is not None:
+        parts.append(el("div", chart(curves, "roc", width=HALF), _about_roc(models, limits), class_="two"))
+    parts.append(paragraph(_sizes(models), "note after"))
+    parts.append(folded("All layers, with every number", tables.layers([(model, audit) for model, _, audit in models])))
+    return parts
+
+
+def _sizes(models: list[Audited]) -> str:
+    """How many examples were attacked, said once where it is the same for all models."""
+    sizes: dict[str, list[str]] = {}
+    for model, _, audit in models:
+        words = f"{audit.members} members, {audit.nonmembers} non-members, {audit.left_out} left out to balance them"
+        sizes.setdefault(words, []).append(model)
+    if len(sizes) == 1:
+        return f"Attacked: {next(iter(sizes))}."
+    return "Attacked: " + "; ".join(f"{words} ({', '.join(names)})" for words, names in sizes.items()) + "."
+
+
+def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
+    least = charts.least_rate([audit.nonmembers for _, _, audit in models])
+    words = [
+        "The leakiest layer of each model on logarithmic axes: the left edge shows how many members can be named while "
+        "almost no one is named wrongly. On the dashed line an attack guesses.",
+        *(
+            f"Grey: no attack on a model with epsilon {limit.epsilon:.3g} and delta {limit.delta:.3g} can exceed it."
+            if limit.visible(least)
+            else f"The limit that epsilon {limit.epsilon:.3g} sets lies beyond these axes: at a false positive rate of "
+            f"{least:g} it permits a true positive rate of up to {limit.tpr(least):.2f}."
+            for limit in limits
+        ),
+    ]
+    return el("div", *(paragraph(sentence, "note") for sentence in words), class_="beside")
+
+
+def _training(story: Story) -> str:
+    accurate, cost = charts.accuracy_over_steps(story), charts.epsilon_over_steps(story)
+    if accurate is None and cost is None:
+        return ""
+    drawn = [chart(accurate, "accuracy", width=HALF)] if accurate else []
+    drawn += [chart(cost, "epsilon", width=HALF)] if cost else []
+    private = any(trained.privacy is not None for trained in story.trained)
+    without = [] if cost or not private else [paragraph("Epsilon was not recorded during training.", "note")]
+    return section("Training", el("div", *drawn, class_="two"), *without, key="training")
+
+
+def _weights(story: Story) -> str:
+    drawn = charts.weights(story)
+    if not drawn:
+        return ""
+    about = paragraph("The riskier a layer, the smaller its weight, and the smaller its share of every update.")
+    figures = (
+        chart(weights, f"weights-{i}", trained.name if len(drawn) > 1 else "")
+        for i, (trained, weights) in enumerate(drawn)
+    )
+    return section("Layer weights", about, *figures, key="weights")
+
+
+def _table(story: Story) -> str:
+    if not story.trained:
+        return ""
+    note = (
+        "The interval of the peak is corrected for having looked at every layer. TPR, FPR: true, false positive rate."
+    )
+    return section("Numbers", tables.models(story), paragraph(note, "note after"), key="numbers")
+
+
+def _risk(profile: RiskProfile | None) -> str:
+    if profile is None:
+        return ""
+    shadow = profile.shadow
+    about = (
+        f"Estimated before training, on public data only: {shadow.models} shadow model(s) on half of {shadow.examples} "
+        f"examples, {shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
+        f"{shadow.test_accuracy:.3f}. Protocol: {profile.protocol}."
+    )
+    parts = [paragraph(about)]
+    held_out = charts.risk_by_layer(profile)
+    if held_out is not None:
+        parts.append(
+            chart(held_out, "risk", "Attacks on layers of the shadow model, with the same controls as an audit.")
+        )
+    memorised = charts.in_sample_by_layer(profile)
+    if memorised is not None:
+        caption = (
+            "The paper's protocol scores the adversary on its own training set. Beside it, the same adversary on "
+            "permuted labels: the part that is memory, not membership."
+        )
+        parts.append(chart(memorised, "in-sample", caption))
+    parts.append(folded("The risk profile in numbers", tables.risk(profile)))
+    return section("Risk profile on public data", *parts, key="risk")
+
+
+def _making(story: Story) -> str:
+    parts = [el("pre", el("code", text(story.command)))] if story.command else []
+    if story.config:
+        shown = json.dumps(_plain(story.config), indent=2, ensure_ascii=False, default=str)
+        parts.append(folded("Resolved configuration", el("pre", el("code", text(shown)))))
+    return section("How to make it again", *parts, key="making") if parts else ""
+
+
+def _plain(value: Any) -> Any:
+    """Mappings of any kind as JSON knows them."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value

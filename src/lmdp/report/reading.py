@@ -1,0 +1,133 @@
+"""What the report reads out of a story, with doubt kept: values that may be missing, not finite, or uncertain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from lmdp.audit.results import AuditReport, Leak
+    from lmdp.report.story import Trained
+
+Z = 1.959964
+CERTIFIED, CLAIMED = "certified", "claimed, NOT certified"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval, or without one where none is known."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}" + (f" [{between(self.interval)}]" if self.interval else "")
+
+    def below(self, other: Estimate) -> bool:
+        """Whether the whole interval lies below the other's. Without intervals nothing is known to lie below."""
+        return bool(self.interval and other.interval and self.interval[1] < other.interval[0])
+
+
+class Measured(Protocol):
+    """What a leak found in an audit and a layer of a risk profile have in common."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def auc(self) -> float: ...
+    @property
+    def interval(self) -> tuple[float, float]: ...
+    @property
+    def error_rate(self) -> float: ...
+    @property
+    def error_rate_interval(self) -> tuple[float, float]: ...
+    @property
+    def tpr_at_1pct(self) -> float: ...
+    @property
+    def tpr_at_01pct(self) -> float | None: ...
+    @property
+    def attack(self) -> str: ...
+
+
+def between(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.3f}–{interval[1]:.3f}"
+
+
+def finite(value: object) -> float | None:
+    """The number, if it is one that can be drawn."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
+
+
+def wilson(share: float, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `total` examples (Wilson)."""
+    centre = (share + Z * Z / (2 * total)) / (1 + Z * Z / total)
+    reach = Z / (1 + Z * Z / total) * math.sqrt(share * (1 - share) / total + Z * Z / (4 * total * total))
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def share(value: float, total: int | None) -> Estimate:
+    """A test accuracy, with its interval where the number of test examples is known."""
+    return Estimate(value, wilson(value, total) if total and total > 0 and 0 <= value <= 1 else None)
+
+
+def over_steps(trained: Trained, key: str) -> list[tuple[float, float]]:
+    """(step, value) in order, without rows that lack either."""
+    pairs = ((finite(row.get("step")), finite(row.get(key))) for row in trained.metrics)
+    return sorted((step, value) for step, value in pairs if step is not None and value is not None and step >= 0)
+
+
+def weights_over_steps(trained: Trained) -> list[tuple[float, list[float | None]]]:
+    """(step, weight of each layer) in order."""
+    rows = []
+    for row in trained.metrics:
+        step, weights = finite(row.get("step")), row.get("layer_weights")
+        if step is not None and step >= 0 and isinstance(weights, list | tuple):
+            values = [finite(weight) for weight in weights]
+            if any(value is not None for value in values):
+                rows.append((step, values))
+    return sorted(rows, key=lambda row: row[0])
+
+
+def accuracy(trained: Trained) -> Estimate | None:
+    """The last test accuracy that was measured."""
+    seen = over_steps(trained, "test_accuracy")
+    return share(seen[-1][1], trained.test_examples) if seen else None
+
+
+def epsilon(privacy: Mapping[str, Any] | None) -> float | None:
+    """The epsilon of a privacy statement: infinity where it says "inf", None where there is none."""
+    if privacy is None:
+        return None
+    said = privacy.get("epsilon")
+    return math.inf if said in ("inf", math.inf) else finite(said)
+
+
+def epsilon_text(value: float | None) -> str:
+    return "–" if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def is_certified(privacy: Mapping[str, Any]) -> bool:
+    return privacy.get("certified") is True and not privacy.get("reasons")
+
+
+def standing(privacy: Mapping[str, Any]) -> str:
+    return CERTIFIED if is_certified(privacy) else CLAIMED
+
+
+def peak(audit: AuditReport) -> Estimate:
+    return Estimate(audit.peak.auc, audit.peak.interval)
+
+
+def peak_leak(audit: AuditReport) -> Leak | None:
+    """The entry of the leakiest layer."""
+    return next((leak for leak in audit.layers if leak.name == audit.peak.name), None)
+
+
+def beyond_layers(audit: AuditReport) -> list[tuple[str, Leak]]:
+    """What was measured beside the layers, with its role."""
+    reference = [("reference", audit.reference)] if audit.reference else []
+    return [*reference, *(("control", control) for control in audit.controls)]

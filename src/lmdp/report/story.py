@@ -1,0 +1,48 @@
+"""What a report tells: the models that were trained, what they cost, what they give away. Any part may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lmdp.report.charts import figures
+from lmdp.report.judgement import verdict
+from lmdp.report.page import render
+
+if TYPE_CHECKING:
+    from lmdp.audit.results import AuditReport
+    from lmdp.risk.profile import RiskProfile
+
+__all__ = ["Story", "Trained", "figures", "render", "verdict"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One trained model.
+
+    `metrics` are the rows of metrics.jsonl (step, epoch, epsilon, test_accuracy, layer_weights, seconds), `privacy` the
+    content of privacy.json, None for a model trained without privacy. With `test_examples` the test accuracy is given
+    its interval.
+    """
+
+    name: str
+    method: str
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    privacy: Mapping[str, Any] | None = None
+    audit: AuditReport | None = None
+    test_examples: int | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything one report shows, and the exact command that made it."""
+
+    title: str
+    command: str
+    layers: tuple[str, ...]
+    trained: tuple[Trained, ...]
+    risk: RiskProfile | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    made: str = ""
+    version: str = ""

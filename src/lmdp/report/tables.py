@@ -1,0 +1,124 @@
+"""The numbers, each with its uncertainty, in boxes that scroll by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from lmdp.report.reading import (
+    Estimate,
+    Measured,
+    accuracy,
+    between,
+    beyond_layers,
+    epsilon,
+    epsilon_text,
+    peak,
+    peak_leak,
+    standing,
+)
+from lmdp.report.svg import el, text
+
+if TYPE_CHECKING:
+    from lmdp.audit.results import AuditReport
+    from lmdp.report.story import Story, Trained
+    from lmdp.risk.profile import RiskProfile
+
+NONE = "–"
+MEASURED = ("AUC", "error rate", "TPR at 1 % FPR", "TPR at 0.1 % FPR", "best attack")
+
+
+def models(story: Story) -> str:
+    """One row per model."""
+    heads = ("model", "test accuracy", "epsilon", "peak layer", "peak layer AUC", "TPR at 1 % FPR", "model output AUC")
+    return _table("All models", heads, (_model(trained) for trained in story.trained), wordy={3})
+
+
+def layers(models: Sequence[tuple[str, AuditReport]]) -> str:
+    """One row per layer of each model, then its reference and controls."""
+    rows = (
+        [*([_long(model)] if len(models) > 1 else []), _long(leak.name), *_measured(leak)]
+        for model, audit in models
+        for leak in [*audit.layers, *(leak for _, leak in beyond_layers(audit))]
+    )
+    first = ("model", "layer") if len(models) > 1 else ("layer",)
+    return _table("All layers", (*first, *MEASURED), rows, wordy={len(first) - 1, len(first) + 4})
+
+
+def risk(profile: RiskProfile) -> str:
+    """One row per layer, then reference and controls; the paper's protocol adds its in-sample accuracy and null."""
+    paper = any(layer.in_sample is not None for layer in profile.layers)
+    entries = [*profile.layers, *([profile.reference] if profile.reference else []), *profile.controls]
+    rows = (
+        [_long(entry.name), *_measured(entry)] + ([_plain(entry.in_sample), _plain(entry.null)] if paper else [])
+        for entry in entries
+    )
+    extra = ("in-sample accuracy", "null (permuted labels)") if paper else ()
+    return _table("Risk profile", ("layer", *MEASURED, *extra), rows, wordy={5})
+
+
+def value(estimate: Estimate | None, *, large: bool = False) -> str:
+    """The value, and its interval below it."""
+    if estimate is None:
+        return NONE
+    shown = el("b", f"{estimate.value:.3f}") if large else f"{estimate.value:.3f}"
+    return shown + (el("span", between(estimate.interval), class_="range") if estimate.interval else "")
+
+
+def spent(trained: Trained, *, large: bool = False) -> str:
+    """The epsilon, and how far it can be relied on."""
+    if trained.privacy is None:
+        return (el("b", "none") if large else "none") + el("span", "not private", class_="range")
+    shown = epsilon_text(epsilon(trained.privacy))
+    return (el("b", shown) if large else shown) + el("span", standing(trained.privacy), class_="range")
+
+
+def _model(trained: Trained) -> list[str]:
+    audit = trained.audit
+    leak = peak_leak(audit) if audit else None
+    return [
+        _long(trained.name),
+        value(accuracy(trained)),
+        spent(trained),
+        _long(audit.peak.name) if audit else NONE,
+        value(peak(audit)) if audit else NONE,
+        value(Estimate(leak.tpr_at_1pct, leak.tpr_at_1pct_interval)) if leak else NONE,
+        value(Estimate(audit.reference.auc, audit.reference.interval)) if audit and audit.reference else NONE,
+    ]
+
+
+def _measured(leak: Measured) -> list[str]:
+    certain = getattr(leak, "tpr_at_1pct_interval", None)
+    return [
+        value(Estimate(leak.auc, leak.interval)),
+        value(Estimate(leak.error_rate, leak.error_rate_interval)),
+        value(Estimate(leak.tpr_at_1pct, certain)),
+        _plain(leak.tpr_at_01pct),
+        text(leak.attack),
+    ]
+
+
+def _plain(number: float | None) -> str:
+    return NONE if number is None else f"{number:.3f}"
+
+
+def _long(words: str) -> str:
+    return el("div", text(words), class_="long")
+
+
+def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy: set[int]) -> str:
+    """Cells are markup. Columns in `wordy` hold words, not numbers."""
+
+    def kind(column: int) -> str | None:
+        return "words" if column in wordy else None
+
+    head = el("tr", *(el("th", text(name), scope="col", class_=kind(i)) for i, name in enumerate(heads)))
+    body = (
+        el(
+            "tr",
+            *(el("td" if i else "th", cell, class_=kind(i), scope=None if i else "row") for i, cell in enumerate(row)),
+        )
+        for row in rows
+    )
+    table = el("table", el("thead", head), el("tbody", *body))
+    return el("div", table, class_="box", role="region", aria_label=label, tabindex="0")
