@@ -163,8 +163,11 @@ class PrivacyStatement:
         names = {f.name for f in fields(cls) if f.init}
         if missing := [name for name in names if name not in content]:
             raise ValueError(f"the privacy statement lacks {sorted(missing)}")
-        values = {name: tuple(v) if isinstance(v := content[name], list) else v for name in names}
-        return cls(**{name: math.inf if value == "inf" else value for name, value in values.items()})
+        values: dict[str, Any] = {}
+        for name in names:
+            value = content[name]
+            values[name] = math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
     def __str__(self) -> str:
         verdict = "certified" if self.certified else "claimed, NOT certified"

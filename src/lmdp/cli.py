@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmdp.config import METHODS, RULES, Config, recipe, recipe_names
-from lmdp.progress import Show
+from lmdp.progress import Interrupted, Show
 
 DESCRIPTION = """\
 Train models on private data that are then served as embeddings, without leaking who was in the data.
@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = arguments.run(arguments, show)
     except (KeyboardInterrupt, BrokenPipeError):
         return _fail("interrupted", 130)
+    except Interrupted as reason:
+        return _fail(f"{reason}. Continue with: {_resuming(argv)}", 130)
     except NotAvailable as reason:
         return _fail(str(reason), 3)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
         if os.environ.get("LMDP_DEBUG"):
             raise
-        if type(error).__name__ == "Interrupted":
-            return _fail(f"{error}. Continue with: {_resuming(argv)}", 130)
         return _fail(f"error: {_one_line(error)}", 2)
     if arguments.json:
         print(json.dumps(result["json"], indent=1, allow_nan=False))  # noqa: T201

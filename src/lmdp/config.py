@@ -107,7 +107,10 @@ class Config:
 
     epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
     sample_rate: float = _number(0.01, "q: the chance of each example to be in a batch", low=0, open_low=True, high=1)
-    learning_rate: float = _number(0.1, "step size of SGD", low=0, open_low=True)
+    learning_rate: float = _number(0.1, "step size of the private methods", low=0, open_low=True)
+    sgd_learning_rate: float = _number(
+        0.05, "step size of method sgd, whose gradients have any length", low=0, open_low=True
+    )
     momentum: float = _number(0.0, "momentum of SGD", low=0, high=1, open_high=True)
     clip_norm: float = _number(1.0, "C: the most that one example may contribute", low=0, open_low=True)
     max_physical_batch_size: int | None = _whole(

@@ -91,14 +91,15 @@ def train(
     """One run folder with a trained model, its metrics, its privacy statement and a report."""
     folder = RunFolder(out)
     with folder.claim():
-        folder.begin(config, resume=resume)
+        folder.check(config, resume=resume)
         source = source or private_data(config, show)
         if risk is None and config.risk is not None:
             risk = RiskProfile.load(config.risk)
-        if risk is not None:
-            risk.save(folder / "risk.json")
         model = fresh_model(config, source)
         job = training.prepare(config, model, source.train, risk=risk, public=_public(config, source, show))
+        folder.begin(config)
+        if risk is not None:
+            risk.save(folder / "risk.json")
         statement = training.run(job, folder, None if source.test is None else source.test.tensors(), show)
         write_json(folder / "privacy.json", statement.to_dict())
         write_report(folder, story([folder], command, risk))
@@ -160,8 +161,10 @@ def compare(
     """Estimate risk once, train and audit each method, and report them side by side."""
     whole = RunFolder(out)
     with whole.claim():
-        whole.begin(config, resume=resume)
+        whole.check(config, resume=resume)
         source = private_data(config, show)
+        fresh_model(config, source)
+        whole.begin(config)
         risk = _risk_of(config, whole, source, show)
         folders = []
         for method in methods:

@@ -12,6 +12,10 @@ LINE_EVERY = 10.0
 """Seconds between plain lines, where there is no terminal to redraw a bar on."""
 
 
+class Interrupted(Exception):
+    """The user stopped what was going on; it can be continued."""
+
+
 class Show:
     """Writes to standard error, so that standard output holds results only."""
 
@@ -93,22 +97,28 @@ class PlainBar(Bar):
     def __init__(self, label: str, total: float, stream: TextIO) -> None:
         super().__init__(label, total, stream)
         self._last = self.start
+        self._text = ""
         self._write(f"{label} …")
 
     def to(self, done: float, text: str = "") -> None:
         self.done = done
+        self._text = text or self._text
         now = time.monotonic()
         if now - self._last < LINE_EVERY or not 0 < done < self.total:
             return
         self._last = now
         left = (now - self.start) * (self.total - done) / done
-        self._write(f"{self.label} {done / self.total:4.0%}, {_clock(left)} left{', ' if text else ''}{text}")
+        self._write(f"{self.label} {done / self.total:4.0%}, {_clock(left)} left{self._known}")
 
     def note(self, text: str) -> None:
         self._write(text)
 
     def close(self) -> None:
-        self._write(f"{self.label} took {_clock(time.monotonic() - self.start)}")
+        self._write(f"{self.label} took {_clock(time.monotonic() - self.start)}{self._known}")
+
+    @property
+    def _known(self) -> str:
+        return f", {self._text}" if self._text else ""
 
     def _write(self, text: str) -> None:
         print(text, file=self.stream, flush=True)

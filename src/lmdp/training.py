@@ -19,16 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 from lmdp.accounting import PrivacyStatement
 from lmdp.config import Config
 from lmdp.private import PrivacyEngine
-from lmdp.progress import Bar, Show
+from lmdp.progress import Bar, Interrupted, Show
 from lmdp.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.tensorboard import Board
 
 NOT_PRIVATE = "method 'sgd' neither clips nor adds noise: it promises nothing"
 SECONDS_BETWEEN_EPSILONS = 2.0
-
-
-class Interrupted(Exception):
-    """The user stopped the run; its checkpoint is on disk."""
 
 
 @dataclass
@@ -104,9 +100,8 @@ def prepare(config: Config, model: nn.Module, private: Dataset[Any], *, risk: An
     """Model, optimizer and loader for the configured method; the noise is calibrated here."""
     size = len(private)  # type: ignore[arg-type]
     batch = max(1, round(config.sample_rate * size))
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.learning_rate, momentum=config.momentum
-    )
+    rate = config.sgd_learning_rate if config.method == "sgd" else config.learning_rate
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum)
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)

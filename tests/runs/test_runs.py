@@ -72,7 +72,7 @@ def test_bytes_that_are_no_checkpoint_are_refused(raw: bytes) -> None:
 
 def folder_with(tmp_path: Path, *steps: int) -> RunFolder:
     folder = RunFolder(tmp_path)
-    folder.begin(Config(), resume=False)
+    folder.begin(Config())
     for step in steps:
         folder.publish(checkpoint(step), keep=3)
     return folder
@@ -128,10 +128,10 @@ def test_without_any_readable_checkpoint_nothing_is_trained_for_free(tmp_path: P
 def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
     folder = folder_with(tmp_path)
     with pytest.raises(ValueError, match="holds a run already"):
-        folder.begin(Config(), resume=False)
+        folder.check(Config(), resume=False)
     with pytest.raises(ValueError, match="epsilon"):
-        folder.begin(Config(epsilon=7.0), resume=True)
-    folder.begin(Config(), resume=True)
+        folder.check(Config(epsilon=7.0), resume=True)
+    folder.check(Config(), resume=True)
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +156,12 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert "in use by another process" in other.stderr
     with RunFolder(tmp_path).claim():
         pass
+
+
+def test_a_folder_in_which_nothing_was_done_is_not_left_behind(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run").claim():
+        pass
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_of_another_architecture_is_refused_with_the_difference(tmp_path: Path) -> None:

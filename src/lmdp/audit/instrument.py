@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,13 +75,18 @@ def audit(
 def audit_embeddings(path: str | Path, **options: Any) -> AuditReport:
     """Audit embeddings from an `.npz` file with arrays `member`, `nonmember` and optionally `member_labels`,
     `nonmember_labels`."""
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in ("member", "nonmember"):
-            if name not in arrays:
-                raise ValueError(f"{path} has arrays {sorted(arrays)}; it must have 'member' and 'nonmember'")
-        both = [arrays["member"], arrays["nonmember"]]
-        if "member_labels" in arrays and "nonmember_labels" in arrays:
-            both = [(both[0], arrays["member_labels"]), (both[1], arrays["nonmember_labels"])]
+    names = ("member", "nonmember", "member_labels", "nonmember_labels")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            known = sorted(file)
+            arrays = {name: file[name] for name in names if name in known}
+    except (ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a readable .npz of plain arrays ({error})") from None
+    if "member" not in arrays or "nonmember" not in arrays:
+        raise ValueError(f"{path} has arrays {known}; it must have 'member' and 'nonmember'")
+    both: list[Any] = [arrays["member"], arrays["nonmember"]]
+    if "member_labels" in arrays and "nonmember_labels" in arrays:
+        both = [(both[0], arrays["member_labels"]), (both[1], arrays["nonmember_labels"])]
     return audit(None, *both, **options)
 
 

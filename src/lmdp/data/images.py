@@ -69,6 +69,10 @@ class Images(Dataset[tuple[Tensor, int]]):
         """The first `n` and the others, without copying."""
         return Images(self.pixels[:n], self.labels[:n]), Images(self.pixels[n:], self.labels[n:])
 
+    def joined(self, others: Images) -> Images:
+        """These examples, then the others."""
+        return Images(torch.cat([self.pixels, others.pixels]), torch.cat([self.labels, others.labels]))
+
     def take_random(self, n: int, seed: int = 0) -> Images:
         """`n` different examples; the same seed always finds the same ones."""
         if not 0 < n <= len(self):

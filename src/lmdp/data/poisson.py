@@ -26,6 +26,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from lmdp.data.images import Images
+
 
 @dataclass(frozen=True)
 class Handout:
@@ -118,7 +120,7 @@ class PoissonLoader(DataLoader[Any]):
         return len(self._poisson)
 
     def __iter__(self) -> Any:
-        batches = self._from_tensors() if self._is_plain_tensors else super().__iter__()
+        batches = self._from_memory() if self._in_memory else super().__iter__()
         handouts: deque[Handout] | None = None
         self.feed.begin_pass()
         for batch in batches:
@@ -133,17 +135,21 @@ class PoissonLoader(DataLoader[Any]):
         return self.batch_sampler
 
     @property
-    def _is_plain_tensors(self) -> bool:
+    def _in_memory(self) -> bool:
         collate = self.collate_fn
         standard = isinstance(collate, CollateWithEmpty) and collate.collate is default_collate
-        return type(self.dataset) is TensorDataset and standard and self.num_workers == 0 and not self.pin_memory
+        known = type(self.dataset) in (TensorDataset, Images)
+        return known and standard and self.num_workers == 0 and not self.pin_memory
 
-    def _from_tensors(self) -> Iterator[list[Tensor]]:
+    def _from_memory(self) -> Iterator[list[Tensor]]:
         """Whole batches by indexing: what the general path gives, without touching examples one by one."""
-        assert isinstance(self.dataset, TensorDataset)
         for indices in self._poisson:
             at = torch.tensor(indices, dtype=torch.long)
-            yield [tensor[at] for tensor in self.dataset.tensors]
+            if isinstance(self.dataset, Images):
+                yield list(self.dataset.take(at).tensors())
+            else:
+                assert isinstance(self.dataset, TensorDataset)
+                yield [tensor[at] for tensor in self.dataset.tensors]
 
 
 @dataclass

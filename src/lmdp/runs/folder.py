@@ -48,18 +48,29 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a run needs a folder. Choose another name.")
         self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self / ".lock")
         try:
-            with FileLock(self / ".lock", timeout=0):
-                yield
+            lock.acquire(timeout=0)
         except Timeout:
             raise ValueError(
                 f"{self.path} is in use by another process. Wait for it, or choose another folder."
             ) from None
+        try:
+            yield
+        finally:
+            if [path.name for path in self.path.iterdir()] == [".lock"]:  # nothing came of it: leave no trace
+                (self / ".lock").unlink()
+                self.path.rmdir()
+            lock.release()
 
-    def begin(self, config: Config, *, resume: bool) -> None:
-        """Write the configuration of a new run, or check that a resumed one is the same."""
+    def begin(self, config: Config) -> None:
+        """Write the configuration of a new run. Call `check` first, and begin when nothing can be refused any more."""
         if not self.has_run:
             write(self / "config.toml", config.to_toml())
+
+    def check(self, config: Config, *, resume: bool) -> None:
+        """Refuse a folder that holds a run, unless it is to be resumed with the same configuration."""
+        if not self.has_run:
             return
         if not resume:
             raise ValueError(f"{self.path} holds a run already. Continue it with --resume, or choose another folder.")
