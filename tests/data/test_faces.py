@@ -46,6 +46,13 @@ def test_a_face_that_was_turned_scaled_and_shifted_comes_back(degrees: float, sc
     assert difference.mean() < 1
 
 
+def test_shrinking_averages_instead_of_dropping_pixels() -> None:
+    stripes = np.zeros((400, 400), np.uint8)
+    stripes[:, ::2] = 255
+    aligned = np.asarray(align(Image.fromarray(stripes), frame(64) * 6.1, 64), float)
+    assert aligned[8:-8, 8:-8].std() < 5
+
+
 def test_the_similarity_is_exact_where_there_is_one_and_best_where_there_is_none() -> None:
     by = turned(33, 1.7, (5, -3))
     np.testing.assert_allclose(similarity(TEMPLATE, moved(TEMPLATE, by)), by, atol=1e-12)

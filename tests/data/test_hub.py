@@ -15,7 +15,6 @@ from lmdp.data import load
 from tests.data.files import random_images, save
 
 datasets = pytest.importorskip("datasets")
-pytestmark = pytest.mark.filterwarnings("default")  # the library's own
 
 
 def rows(count: int, seed: int = 0) -> dict[str, list]:

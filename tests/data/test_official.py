@@ -151,6 +151,7 @@ def test_svhn_digits_with_ten_as_zero(server: Server, monkeypatch: pytest.Monkey
         (lambda data: gzip.compress(b""), "begins with nothing"),
         (lambda data: gzip.compress(idx(Y)), "begins with 00 00 08 01"),
         (lambda data: gzip.compress(gzip.decompress(data)[:-1]), "but holds 3135"),
+        (lambda data: gzip.compress(gzip.decompress(data) + b"x"), "but holds 3137"),
         (lambda data: gzip.compress(bytes([0, 0, 8, 3]) + b"\xff" * 12 + b"x"), "announces .4294967295"),
         (lambda data: idx_gz(X[:3]), "3 images but train-labels-idx1-ubyte.gz has 4 labels"),
     ],
