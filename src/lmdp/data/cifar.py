@@ -68,8 +68,10 @@ def members_of(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     try:
         with tarfile.open(path, "r|gz") as archive:
             for member in archive:
+                if member.size > MAX_MEMBER:  # tarfile would count its way through bytes that are not there
+                    raise ValueError(f"{member.name} announces {member.size} bytes; {MAX_MEMBER} are allowed")
                 file = archive.extractfile(member) if member.isreg() and member.name in names else None
-                if file is not None and member.size <= MAX_MEMBER:
+                if file is not None:
                     found[member.name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is not a whole tar.gz ({error}). Delete it, and it is downloaded again.") from error

@@ -45,23 +45,22 @@ def decode(
     if not pictures:
         return torch.zeros(0, channels, size or 1, size or 1, dtype=torch.uint8)
     first = _pixels(pictures[0], size, channels, crop)
-    pixels = np.empty((len(pictures), *first.shape), np.uint8)
+    pixels = torch.empty(len(pictures), *first.shape, dtype=torch.uint8)
     for index, picture in enumerate(pictures):
         one = first if index == 0 else _pixels(picture, size, channels, crop)
         if one.shape != first.shape:
             raise ValueError(
-                f"{picture.name} is {one.shape[1]}×{one.shape[0]} but {pictures[0].name} is "
-                f"{first.shape[1]}×{first.shape[0]}; add ?size= to bring all images to one size"
+                f"{picture.name} is {one.shape[2]}×{one.shape[1]} but {pictures[0].name} is "
+                f"{first.shape[2]}×{first.shape[1]}; add ?size= to bring all images to one size"
             )
         pixels[index] = one
         if 10 * index // len(pictures) < 10 * (index + 1) // len(pictures) and len(pictures) >= 1000:
             say(f"{index + 1} of {len(pictures)} images decoded")
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return pixels
 
 
-def _pixels(
-    picture: Picture, size: int | None, channels: int, crop: bool
-) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _pixels(picture: Picture, size: int | None, channels: int, crop: bool) -> Tensor:
+    """uint8 [C, H, W]"""
     from PIL.Image import Resampling
 
     with _opened(picture) as opened:
@@ -74,7 +73,7 @@ def _pixels(
             image = image.crop((left, top, left + side, top + side))
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Resampling.BILINEAR)
-        return np.asarray(image, np.uint8).reshape(image.height, image.width, channels)
+        return torch.tensor(np.asarray(image, np.uint8)).view(image.height, image.width, channels).permute(2, 0, 1)
 
 
 def _is_grey(picture: Picture) -> bool:

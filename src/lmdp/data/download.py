@@ -143,7 +143,7 @@ def _tell(name: str, before: int, now: int, total: int | None, say: Say) -> None
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or error) or type(error).__name__
+    return str(error).removeprefix("<urlopen error ").removesuffix(">") or type(error).__name__
 
 
 def _sha256(path: Path) -> str:

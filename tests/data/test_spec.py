@@ -1,0 +1,79 @@
+"""A SPEC says what is wrong with it before any file is touched."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmdp.data
+from lmdp.data import SPECS, load
+from lmdp.data.load import READERS
+
+HEAVY = {"PIL", "scipy", "sklearn", "mlxtend", "datasets", "urllib", "http", "platformdirs"}
+
+
+@pytest.mark.parametrize(
+    "spec, reason",
+    [
+        ("mnsit", "unknown data 'mnsit'; did you mean 'mnist'"),
+        ("MNIST", "did you mean 'mnist'"),
+        ("cifar-10", "did you mean 'cifar10'"),
+        ("", "unknown data ''"),
+        ("images.npz", "did you mean 'npz:images.npz'"),
+        (".", r"did you mean 'folder:\.'"),
+        ("npz", "write npz:PATH"),
+        ("hf:", "write hf:NAME"),
+        ("mnist:here", "takes no path but has 'here'"),
+        ("digits?colour=3", "unknown option 'colour' for digits; allowed are limit, size, channels"),
+        ("digits?attribute=Smiling", "unknown option 'attribute' for digits"),
+        ("digits?limit", "option 'limit' for digits has no value"),
+        ("digits?limit=", "option 'limit' for digits has no value"),
+        ("digits?limit=3&limit=4", "given twice"),
+        ("digits?limit=0", "limit is '0'; it must be a whole number from 1"),
+        ("digits?limit=-1", "limit is '-1'"),
+        ("digits?limit=1e3", "limit is '1e3'"),
+        ("digits?limit=" + "9" * 5000, "must be a whole number"),
+        ("digits?size=5000", "size is '5000'; it must be a whole number from 1 to 4096"),
+        ("digits?channels=2", r"channels is 2; it must be 1 \(grey\) or 3 \(colour\)"),
+    ],
+)
+def test_a_wrong_spec_is_named_with_what_is_allowed(spec: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as caught:
+        load(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_are_checked_like_options_and_must_agree_with_them() -> None:
+    with pytest.raises(ValueError, match="size is 0"):
+        load("digits", size=0)
+    with pytest.raises(ValueError, match="channels is 4"):
+        load("digits", channels=4)
+    with pytest.raises(ValueError, match="size is 16 in the SPEC but 32 is needed here"):
+        load("digits?size=16", size=32)
+    assert load("digits?size=16", size=16).train.shape == (1, 16, 16)
+
+
+def test_options_shape_train_and_test_and_limit_only_train() -> None:
+    source = load("digits?limit=50&size=12&channels=3")
+    assert source.spec == "digits?limit=50&size=12&channels=3"
+    assert (len(source.train), len(source.test)) == (50, 360)
+    assert source.train.shape == source.test.shape == (3, 12, 12)
+    whole = load("digits")
+    assert torch.equal(load("digits?limit=50").train.pixels, whole.train.take_random(50).pixels)
+    assert len(load("digits?limit=5000").train) == 1437
+
+
+def test_every_spec_has_a_reader_and_a_line_of_help() -> None:
+    assert {name.partition(":")[0] for name in SPECS} == set(READERS)
+    assert all(text and "\n" not in text for text in SPECS.values())
+
+
+@pytest.mark.parametrize("path", sorted(Path(lmdp.data.__file__).parent.glob("*.py")), ids=lambda path: path.name)
+def test_importing_the_room_stays_cheap(path: Path) -> None:
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+    assert not {name.partition(".")[0] for name in names} & HEAVY
