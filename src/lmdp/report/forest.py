@@ -97,7 +97,7 @@ def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str) -> str:
 
 def _divider(sheet: Sheet, frame: Frame, y: float) -> str:
     line = el("path", d=f"M0 {number(y + 4)}H{number(frame.right)}", stroke=sheet.ink["soft"], stroke_width=0.8)
-    return line + sheet.words(0, y + 20, "beside the layers", font_style="italic")
+    return line + sheet.words(0, y + 20, "beside the layers", halo=True, font_style="italic")
 
 
 def _row(
@@ -108,7 +108,7 @@ def _row(
     room = sheet.width - 20 if place.head else frame.left - 12
     parts = [
         el("path", d=f"M0 {number(y + height)}H{number(frame.right)}", stroke=sheet.ink["line"]),
-        sheet.words(0, name_y, row.name, room=room, fill=sheet.ink["soft" if row.aside else "ink"]),
+        sheet.words(0, name_y, row.name, room=room, halo=sheet.narrow, fill=sheet.ink["soft" if row.aside else "ink"]),
     ]
     centre = y + place.head + (height - place.head) / 2
     for point in row.points:

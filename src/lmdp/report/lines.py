@@ -50,7 +50,7 @@ def lines(
     x = Linear(*_reach(drawn), frame.left + 8, frame.right - 8, wanted=4)
     parts = [frame.area(), upward(sheet, frame, probe), across(sheet, frame, x, "step")]
     parts += [_band(sheet, line, x, probe) for line in drawn]
-    parts += [_line(sheet, line, x, probe, k) for k, line in enumerate(drawn)]
+    parts += [_line(sheet, line, x, probe, 0 if name_ends else k) for k, line in enumerate(drawn)]
     if name_ends:
         parts.append(_names(sheet, drawn, frame, probe))
     parts.append(sheet.words(0, top - 12, axis, fill=sheet.ink["ink"]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lmdp.report.axes import Frame, across, room_for, upward
 from lmdp.report.lines import thin
+from lmdp.report.reading import small
 from lmdp.report.scales import Log
 from lmdp.report.svg import Sheet, Style, el, number
 
@@ -87,5 +88,5 @@ def _limit(sheet: Sheet, limit: Limit, least: float, x: Log, y: Log) -> str:
     start = y(limit.tpr(least))
     line = el("path", d=path, fill="none", stroke=sheet.ink["soft"], stroke_width=3, opacity="0.55")
     words = f"limit of ε = {limit.epsilon:.3g}"
-    tip = f"no attack on a model with epsilon {limit.epsilon:.3g}, delta {limit.delta:.3g} can lie above this line"
-    return sheet.mark(tip, line) + sheet.words(x(least) + 8, start - 10, words)
+    tip = f"no attack on a model with epsilon {limit.epsilon:.3g}, delta {small(limit.delta)} can lie above this line"
+    return sheet.mark(tip, line) + sheet.words(x(least) + 10, start + 13, words, halo=True)

@@ -99,9 +99,13 @@ class Sheet:
             font_size=12,
         )
 
-    def words(self, x: float, y: float, words: str, *, room: float | None = None, **attributes: object) -> str:
-        """Text, shortened with an ellipsis where it would not fit into `room`."""
+    def words(
+        self, x: float, y: float, words: str, *, room: float | None = None, halo: bool = False, **attributes: object
+    ) -> str:
+        """Text, shortened with an ellipsis where it would not fit into `room`; a halo keeps lines out of it."""
         shown = words if room is None else shorten(words, room)
+        if halo:
+            attributes |= {"stroke": self.ink["paper"], "stroke_width": 4, "paint_order": "stroke"}
         return el("text", text(shown), x=x, y=y, **{"fill": self.ink["soft"], **attributes})
 
     def mark(self, tip: str, *children: str) -> str:
