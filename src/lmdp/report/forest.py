@@ -9,6 +9,8 @@ from lmdp.report.axes import Frame, across
 from lmdp.report.scales import Linear, Scale, span
 from lmdp.report.svg import Sheet, Style, el, number, text_width
 
+TALL = 900  # where the eye cannot see the axis below any more, it is repeated above
+
 
 @dataclass(frozen=True)
 class Point:
@@ -58,13 +60,15 @@ def forest(
     """The chart. Rows that are not layers stand apart at the bottom."""
     place = _Place.of(sheet, len(series), len(rows))
     legend, top = sheet.legend(series, 0, lines=False) if len(series) > 1 else ("", 0.0)
-    top += 24
+    tall = place.height(len(series)) * len(rows) > TALL
+    top += 40 if tall else 24
     gap = 26.0 if any(row.aside for row in rows) and not all(row.aside for row in rows) else 0.0
     bottom = top + gap + place.height(len(series)) * len(rows)
     left = 1.0 if sheet.narrow else min(0.3 * sheet.width, 14 + max(text_width(row.name) for row in rows))
     frame = Frame(left, top, sheet.width - 14, bottom)
     x = _scale(rows, frame, 5 if sheet.narrow else 8)
-    parts = [frame.area(), across(sheet, frame, x, axis, repeat_on_top=False), _chance_line(sheet, frame, x, chance)]
+    parts = [frame.area(), across(sheet, frame, x, axis, repeat_on_top=tall)]
+    parts.append(_chance_line(sheet, frame, x, chance, 24 if tall else 8))
     y, apart = top, False
     for row in rows:
         if row.aside and not apart and gap:
@@ -82,7 +86,7 @@ def _scale(rows: Sequence[Row], frame: Frame, wanted: int) -> Linear:
     return Linear(low, high, frame.left + 6, frame.right - 6, wanted)
 
 
-def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str) -> str:
+def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str, above: float) -> str:
     at = x(0.5)
     line = el(
         "path",
@@ -92,7 +96,7 @@ def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str) -> str:
         stroke_dasharray="4 3",
     )
     end = "start" if at - frame.left < 40 else "end" if frame.right - at < 40 else "middle"
-    return line + sheet.words(at, frame.top - 8, label, text_anchor=end, fill=sheet.ink["ink"])
+    return line + sheet.words(at, frame.top - above, label, text_anchor=end, fill=sheet.ink["ink"])
 
 
 def _divider(sheet: Sheet, frame: Frame, y: float) -> str:

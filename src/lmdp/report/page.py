@@ -156,9 +156,10 @@ def _risk(profile: RiskProfile | None) -> str:
     if profile is None:
         return ""
     shadow = profile.shadow
+    count = "1 shadow model" if shadow.models == 1 else f"{shadow.models} shadow models"
     about = (
-        f"Estimated before training, on public data only: {shadow.models} shadow model{'s' * (shadow.models != 1)} on half "
-        f"of {shadow.examples} examples, {shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
+        f"Estimated before training, on public data only: {count} on half of {shadow.examples} examples, "
+        f"{shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
         f"{shadow.test_accuracy:.3f}. Protocol: {profile.protocol}."
     )
     parts = [paragraph(about)]
