@@ -33,6 +33,7 @@ function look() {
   function seen(what) {
     return Array.from(document.querySelectorAll(what)).filter(function (s) { return s.getClientRects().length; });
   }
+  function height(what) { return what.getBoundingClientRect().height; }
   var shown = seen("figure svg");
   var clipped = [];
   shown.forEach(function (svg) {
@@ -62,7 +63,7 @@ function look() {
   parent.postMessage(JSON.stringify({
     charts: shown.length, clipped: clipped, answers: answers, hacked: typeof window.hacked,
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-    smallest: Math.min.apply(null, seen('figure svg text').map(function (t) { return t.getBoundingClientRect().height; }).concat([99])),
+    smallest: Math.min.apply(null, seen("figure svg text").map(height).concat([99])),
     background: getComputedStyle(document.body).backgroundColor
   }), "*");
 }
