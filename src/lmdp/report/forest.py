@@ -123,13 +123,15 @@ def _row(
 
 def _point(sheet: Sheet, frame: Frame, x: Scale, point: Point, style: Style, y: float, step: float) -> str:
     whisker, label = "", ""
-    end = x(point.value)
+    start = end = x(point.value)
     if point.interval:
         low, high = x(point.interval[0]), x(point.interval[1])
-        end = max(end, high)
+        start, end = min(start, low), max(end, high)
         bar = f"M{number(low)} {number(y)}H{number(high)}"
         caps = f"M{number(low)} {number(y - 3)}v6M{number(high)} {number(y - 3)}v6" if step >= 8 else ""
         whisker = el("path", d=bar + caps, stroke=sheet.ink[style.colour], stroke_width=1.6, fill="none")
-    if point.label and step >= 12 and frame.right - end > 44:
-        label = sheet.words(end + 7, y + 4, point.label, fill=sheet.ink[style.colour], font_weight=600)
+    if point.label and step >= 12:
+        at, anchor = (end + 7, "start") if frame.right - end > 44 else (start - 7, "end")
+        look = {"fill": sheet.ink[style.colour], "font_weight": 600, "text_anchor": anchor}
+        label = sheet.words(at, y + 4, point.label, halo=True, **look)
     return sheet.mark(point.tip, whisker, sheet.symbol(style, x(point.value), y, 1.0 if step >= 8 else 0.7)) + label
