@@ -132,6 +132,6 @@ def _point(sheet: Sheet, frame: Frame, x: Scale, point: Point, style: Style, y: 
         whisker = el("path", d=bar + caps, stroke=sheet.ink[style.colour], stroke_width=1.6, fill="none")
     if point.label and step >= 12:
         at, anchor = (end + 7, "start") if frame.right - end > 44 else (start - 7, "end")
-        look = {"fill": sheet.ink[style.colour], "font_weight": 600, "text_anchor": anchor}
-        label = sheet.words(at, y + 4, point.label, halo=True, **look)
+        ink = sheet.ink[style.colour]
+        label = sheet.words(at, y + 4, point.label, halo=True, fill=ink, font_weight=600, text_anchor=anchor)
     return sheet.mark(point.tip, whisker, sheet.symbol(style, x(point.value), y, 1.0 if step >= 8 else 0.7)) + label
