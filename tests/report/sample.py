@@ -17,13 +17,13 @@ ERROR = 0.0066
 
 def curve(auc: float, points: int = 120) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """TPR = FPR^a, whose area is 1 / (1 + a)."""
-    power = 1 / auc - 1
+    power = 1 / max(auc, 0.01) - 1
     fpr = tuple(1750 ** (i / points - 1) for i in range(points + 1))
     return (0.0, *fpr), (0.0, *(f**power for f in fpr))
 
 
 def leak(name: str, auc: float, error: float = ERROR, attack: str = "mlp probe") -> Leak:
-    accuracy, tpr = 0.5 + 0.7 * (auc - 0.5), 0.01 ** (1 / auc - 1)
+    accuracy, tpr = 0.5 + 0.7 * (auc - 0.5), 0.01 ** (1 / max(auc, 0.01) - 1)
     return Leak(
         name=name,
         accuracy=accuracy,

@@ -9,6 +9,8 @@ from lmdp.report.axes import Frame, across
 from lmdp.report.scales import Linear, Scale, span
 from lmdp.report.svg import Sheet, Style, el, number, text_width
 
+TALL = 900  # where the eye cannot see the axis below any more, it is repeated above
+
 
 @dataclass(frozen=True)
 class Point:
@@ -58,13 +60,15 @@ def forest(
     """The chart. Rows that are not layers stand apart at the bottom."""
     place = _Place.of(sheet, len(series), len(rows))
     legend, top = sheet.legend(series, 0, lines=False) if len(series) > 1 else ("", 0.0)
-    top += 24
+    tall = place.height(len(series)) * len(rows) > TALL
+    top += 40 if tall else 24
     gap = 26.0 if any(row.aside for row in rows) and not all(row.aside for row in rows) else 0.0
     bottom = top + gap + place.height(len(series)) * len(rows)
     left = 1.0 if sheet.narrow else min(0.3 * sheet.width, 14 + max(text_width(row.name) for row in rows))
     frame = Frame(left, top, sheet.width - 14, bottom)
     x = _scale(rows, frame, 5 if sheet.narrow else 8)
-    parts = [frame.area(), across(sheet, frame, x, axis, repeat_on_top=False), _chance_line(sheet, frame, x, chance)]
+    parts = [frame.area(), across(sheet, frame, x, axis, repeat_on_top=tall)]
+    parts.append(_chance_line(sheet, frame, x, chance, 24 if tall else 8))
     y, apart = top, False
     for row in rows:
         if row.aside and not apart and gap:
@@ -82,7 +86,7 @@ def _scale(rows: Sequence[Row], frame: Frame, wanted: int) -> Linear:
     return Linear(low, high, frame.left + 6, frame.right - 6, wanted)
 
 
-def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str) -> str:
+def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str, above: float) -> str:
     at = x(0.5)
     line = el(
         "path",
@@ -92,12 +96,12 @@ def _chance_line(sheet: Sheet, frame: Frame, x: Scale, label: str) -> str:
         stroke_dasharray="4 3",
     )
     end = "start" if at - frame.left < 40 else "end" if frame.right - at < 40 else "middle"
-    return line + sheet.words(at, frame.top - 8, label, text_anchor=end, fill=sheet.ink["ink"])
+    return line + sheet.words(at, frame.top - above, label, text_anchor=end, fill=sheet.ink["ink"])
 
 
 def _divider(sheet: Sheet, frame: Frame, y: float) -> str:
     line = el("path", d=f"M0 {number(y + 4)}H{number(frame.right)}", stroke=sheet.ink["soft"], stroke_width=0.8)
-    return line + sheet.words(0, y + 20, "beside the layers", font_style="italic")
+    return line + sheet.words(0, y + 20, "beside the layers", halo=True, font_style="italic")
 
 
 def _row(
@@ -108,7 +112,7 @@ def _row(
     room = sheet.width - 20 if place.head else frame.left - 12
     parts = [
         el("path", d=f"M0 {number(y + height)}H{number(frame.right)}", stroke=sheet.ink["line"]),
-        sheet.words(0, name_y, row.name, room=room, fill=sheet.ink["soft" if row.aside else "ink"]),
+        sheet.words(0, name_y, row.name, room=room, halo=sheet.narrow, fill=sheet.ink["soft" if row.aside else "ink"]),
     ]
     centre = y + place.head + (height - place.head) / 2
     for point in row.points:
@@ -119,13 +123,15 @@ def _row(
 
 def _point(sheet: Sheet, frame: Frame, x: Scale, point: Point, style: Style, y: float, step: float) -> str:
     whisker, label = "", ""
-    end = x(point.value)
+    start = end = x(point.value)
     if point.interval:
         low, high = x(point.interval[0]), x(point.interval[1])
-        end = max(end, high)
+        start, end = min(start, low), max(end, high)
         bar = f"M{number(low)} {number(y)}H{number(high)}"
         caps = f"M{number(low)} {number(y - 3)}v6M{number(high)} {number(y - 3)}v6" if step >= 8 else ""
         whisker = el("path", d=bar + caps, stroke=sheet.ink[style.colour], stroke_width=1.6, fill="none")
-    if point.label and step >= 12 and frame.right - end > 44:
-        label = sheet.words(end + 7, y + 4, point.label, fill=sheet.ink[style.colour], font_weight=600)
+    if point.label and step >= 12:
+        at, anchor = (end + 7, "start") if frame.right - end > 44 else (start - 7, "end")
+        ink = sheet.ink[style.colour]
+        label = sheet.words(at, y + 4, point.label, halo=True, fill=ink, font_weight=600, text_anchor=anchor)
     return sheet.mark(point.tip, whisker, sheet.symbol(style, x(point.value), y, 1.0 if step >= 8 else 0.7)) + label

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report.html import listing, named, pairs, paragraph, section
-from lmdp.report.reading import epsilon, epsilon_text, finite, is_certified, standing
+from lmdp.report.reading import epsilon, epsilon_text, finite, is_certified, small, standing
 from lmdp.report.svg import Style, el, text
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def guarantees(trained: Sequence[Trained]) -> str:
 def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: bool) -> str:
     good = is_certified(privacy)
     badge = el("span", standing(privacy), class_=f"badge {'good' if good else 'bad'}")
-    delta = finite(privacy.get("delta"))
-    promise = f"(ε, δ) = ({epsilon_text(epsilon(privacy))}, {'–' if delta is None else f'{delta:g}'}) "
+    promise = f"(ε, δ) = ({epsilon_text(epsilon(privacy))}, {small(finite(privacy.get('delta')))}) "
     parts = [el("h3", named(name, style)), el("p", text(promise), badge, class_="promise")]
     parts.append(pairs([(label, text(_shown(privacy[key]))) for key, label in FIELDS.items() if key in privacy]))
     if not good:

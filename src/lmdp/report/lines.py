@@ -13,6 +13,7 @@ from lmdp.report.svg import Sheet, Style, el, number, text_width
 T = TypeVar("T")
 MOST_MARKS, MOST_POINTS, MOST_COLUMNS = 16, 240, 40
 SHADES = 9
+BOLD = 1.12  # how much wider heavy type runs
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ def lines(
     """Lines over steps. `axis` names what goes up; with `name_ends` each line carries its name instead of a legend."""
     legend, top = ("", 0.0) if name_ends else sheet.legend([(line.name, line.style) for line in drawn], 0, lines=True)
     top += 26
-    ends = min(0.34 * sheet.width, 14 + max(text_width(line.name) for line in drawn)) if name_ends else 12
+    ends = min(0.34 * sheet.width, 14 + BOLD * max(text_width(line.name) for line in drawn)) if name_ends else 12
     bottom = top + (230 if sheet.narrow else 250)
     probe = Linear(*y_range, bottom - 4, top + 4)
     frame = Frame(room_for(probe), top, sheet.width - ends, bottom)
     x = Linear(*_reach(drawn), frame.left + 8, frame.right - 8, wanted=4)
     parts = [frame.area(), upward(sheet, frame, probe), across(sheet, frame, x, "step")]
     parts += [_band(sheet, line, x, probe) for line in drawn]
-    parts += [_line(sheet, line, x, probe, k) for k, line in enumerate(drawn)]
+    parts += [_line(sheet, line, x, probe, 0 if name_ends else k) for k, line in enumerate(drawn)]
     if name_ends:
         parts.append(_names(sheet, drawn, frame, probe))
     parts.append(sheet.words(0, top - 12, axis, fill=sheet.ink["ink"]))
@@ -100,7 +101,7 @@ def _names(sheet: Sheet, drawn: Sequence[Line], frame: Frame, y: Scale) -> str:
                 frame.right + 7,
                 place + 4,
                 line.name,
-                room=sheet.width - frame.right - 8,
+                room=(sheet.width - frame.right - 8) / BOLD,
                 fill=sheet.ink[line.style.colour],
                 font_weight=600,
             )

@@ -10,7 +10,7 @@ from lmdp.report import charts, tables
 from lmdp.report.guarantee import guarantees
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
 from lmdp.report.judgement import verdict
-from lmdp.report.reading import accuracy, peak
+from lmdp.report.reading import accuracy, peak, small
 from lmdp.report.svg import Style, el, text
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
         "The leakiest layer of each model on logarithmic axes: the left edge shows how many members can be named while "
         "almost no one is named wrongly. On the dashed line an attack guesses.",
         *(
-            f"Grey: no attack on a model with epsilon {limit.epsilon:.3g} and delta {limit.delta:.3g} can exceed it."
+            f"Grey: no attack on a model with epsilon {limit.epsilon:.3g} and delta {small(limit.delta)} can exceed it."
             if limit.visible(least)
             else f"The limit that epsilon {limit.epsilon:.3g} sets lies beyond these axes: at a false positive rate of "
             f"{least:g} it permits a true positive rate of up to {limit.tpr(least):.2f}."
@@ -156,9 +156,10 @@ def _risk(profile: RiskProfile | None) -> str:
     if profile is None:
         return ""
     shadow = profile.shadow
+    count = "1 shadow model" if shadow.models == 1 else f"{shadow.models} shadow models"
     about = (
-        f"Estimated before training, on public data only: {shadow.models} shadow model(s) on half of {shadow.examples} "
-        f"examples, {shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
+        f"Estimated before training, on public data only: {count} on half of {shadow.examples} examples, "
+        f"{shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
         f"{shadow.test_accuracy:.3f}. Protocol: {profile.protocol}."
     )
     parts = [paragraph(about)]

@@ -110,6 +110,11 @@ def epsilon_text(value: float | None) -> str:
     return "–" if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
+def small(value: float | None) -> str:
+    """A delta, as people write it: 1e-5."""
+    return "–" if value is None else f"{value:.3g}".replace("e-0", "e-")
+
+
 def is_certified(privacy: Mapping[str, Any]) -> bool:
     return privacy.get("certified") is True and not privacy.get("reasons")
 

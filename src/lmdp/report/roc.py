@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lmdp.report.axes import Frame, across, room_for, upward
 from lmdp.report.lines import thin
+from lmdp.report.reading import small
 from lmdp.report.scales import Log
 from lmdp.report.svg import Sheet, Style, el, number
 
@@ -55,6 +56,7 @@ def roc(
     parts += [_limit(sheet, limit, least, x, y) for limit in limits]
     parts.append(_diagonal(sheet, frame))
     parts += [_curve(sheet, curve, least, x, y) for curve in curves]
+    parts += [_limit_name(sheet, limit, least, x, y) for limit in limits]
     parts.append(sheet.words(0, top - 12, "true positive rate", fill=sheet.ink["ink"]))
     return sheet.svg(frame.bottom + 44, title, description, legend, *parts)
 
@@ -84,8 +86,11 @@ def _curve(sheet: Sheet, curve: Curve, least: float, x: Log, y: Log) -> str:
 def _limit(sheet: Sheet, limit: Limit, least: float, x: Log, y: Log) -> str:
     rates = [least ** (1 - i / 60) for i in range(61)]
     path = "M" + "L".join(f"{number(x(f))} {number(y(limit.tpr(f)))}" for f in rates)
-    start = y(limit.tpr(least))
     line = el("path", d=path, fill="none", stroke=sheet.ink["soft"], stroke_width=3, opacity="0.55")
+    tip = f"no attack on a model with epsilon {limit.epsilon:.3g}, delta {small(limit.delta)} can lie above this line"
+    return sheet.mark(tip, line)
+
+
+def _limit_name(sheet: Sheet, limit: Limit, least: float, x: Log, y: Log) -> str:
     words = f"limit of ε = {limit.epsilon:.3g}"
-    tip = f"no attack on a model with epsilon {limit.epsilon:.3g}, delta {limit.delta:.3g} can lie above this line"
-    return sheet.mark(tip, line) + sheet.words(x(least) + 8, start - 10, words)
+    return sheet.words(x(least) + 10, y(limit.tpr(least)) + 13, words, halo=True)

@@ -99,9 +99,13 @@ class Sheet:
             font_size=12,
         )
 
-    def words(self, x: float, y: float, words: str, *, room: float | None = None, **attributes: object) -> str:
-        """Text, shortened with an ellipsis where it would not fit into `room`."""
+    def words(
+        self, x: float, y: float, words: str, *, room: float | None = None, halo: bool = False, **attributes: object
+    ) -> str:
+        """Text, shortened with an ellipsis where it would not fit into `room`; a halo keeps lines out of it."""
         shown = words if room is None else shorten(words, room)
+        if halo:
+            attributes |= {"stroke": self.ink["paper"], "stroke_width": 4, "paint_order": "stroke"}
         return el("text", text(shown), x=x, y=y, **{"fill": self.ink["soft"], **attributes})
 
     def mark(self, tip: str, *children: str) -> str:
@@ -109,7 +113,7 @@ class Sheet:
         return el("g", el("title", text(tip)), *children, class_="mark")
 
     def symbol(self, style: Style, x: float, y: float, scale: float = 1.0) -> str:
-        hit = "" if self.alone else el("circle", cx=x, cy=y, r=9, fill="transparent")
+        hit = "" if self.alone else el("circle", cx=x, cy=y, r=9 if scale > 0.7 else 4, fill="transparent")
         sized = "" if scale == 1 else f" scale({scale:g})"
         return hit + el(
             "path",
@@ -184,8 +188,9 @@ def shorten(words: str, room: float, size: float = 12) -> str:
 
 
 def _em(character: str) -> float:
+    """Widths of the widest of the usual screen fonts."""
     if unicodedata.east_asian_width(character) in "WF":
         return 1.05
     if character in "iljtfrI.,:;'|!()[] ":
-        return 0.33
-    return 0.86 if character in "mwMW@%" else 0.68 if character.isupper() else 0.58
+        return 0.4
+    return 1.0 if character in "mwMW@%<>=+#~…" else 0.77 if character.isupper() else 0.64
