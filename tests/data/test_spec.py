@@ -59,7 +59,7 @@ def test_arguments_are_checked_like_options_and_must_agree_with_them() -> None:
 def test_options_shape_train_and_test_and_limit_only_train() -> None:
     source = load("digits?limit=50&size=12&channels=3")
     assert source.spec == "digits?limit=50&size=12&channels=3"
-    assert (len(source.train), len(source.test)) == (50, 360)
+    assert (len(source.train), len(source.test)) == (50, 355)
     assert source.train.shape == source.test.shape == (3, 12, 12)
     whole = load("digits")
     assert torch.equal(load("digits?limit=50").train.pixels, whole.train.take_random(50).pixels)

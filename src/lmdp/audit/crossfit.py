@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
-from lmdp.audit.attacks import Fit
+from lmdp.audit.attacks import Fit, Score
 from lmdp.audit.evidence import Evidence
 from lmdp.audit.metrics import Fold, Metrics, auc_and_variance, best_threshold, evaluate
 
@@ -41,20 +42,36 @@ def cross_fit(evidence: Evidence, member: NDArray[np.bool_], attacks: Mapping[st
     folds: list[Fold] = []
     scores = np.zeros(len(member))
     wins: Counter[str] = Counter()
-    for number, (fit, choose, test) in enumerate(splits(member, seed)):
-        best_auc, best_name, best_score = -1.0, "", None
-        fitted, validation = evidence.at(fit), evidence.at(choose)
-        for name, attack in attacks.items():
-            score = attack(fitted, member[fit], seed * FOLDS + number)
-            found, _ = auc_and_variance(score(validation), member[choose])
-            if found > best_auc:
-                best_auc, best_name, best_score = found, name, score
-        assert best_score is not None
-        threshold = best_threshold(best_score(validation), member[choose])
-        scores[test] = best_score(evidence.at(test))
-        folds.append(Fold(scores[test], member[test], threshold))
-        wins[best_name] += 1
+    with threadpool_limits(1, "blas"):  # the matrices are so small that threads only wait for each other
+        for number, (fit, choose, test) in enumerate(splits(member, seed)):
+            validation = evidence.at(choose)
+            name, score = _best(
+                attacks, evidence.at(fit), member[fit], validation, member[choose], seed * FOLDS + number
+            )
+            threshold = best_threshold(score(validation), member[choose])
+            scores[test] = score(evidence.at(test))
+            folds.append(Fold(scores[test], member[test], threshold))
+            wins[name] += 1
     return Result(evaluate(folds), folds, scores, wins.most_common(1)[0][0], dict(wins))
+
+
+def _best(
+    attacks: Mapping[str, Fit],
+    fitted: Evidence,
+    inside: NDArray[np.bool_],
+    validation: Evidence,
+    chosen_on: NDArray[np.bool_],
+    seed: int,
+) -> tuple[str, Score]:
+    """The family that does best on the validation part, of those fitted on the other."""
+    best_auc, best = -1.0, None
+    for name, attack in attacks.items():
+        score = attack(fitted, inside, seed)
+        found, _ = auc_and_variance(score(validation), chosen_on)
+        if found > best_auc:
+            best_auc, best = found, (name, score)
+    assert best is not None
+    return best
 
 
 def in_sample(evidence: Evidence, member: NDArray[np.bool_], attack: Fit, seed: int) -> float:

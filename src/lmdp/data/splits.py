@@ -24,8 +24,8 @@ def split(n: int, test: int, seed: int = SEED) -> tuple[Tensor, Tensor]:
     return order[: n - test], order[n - test :]
 
 
-def split_per_class(labels: Sequence[int], seed: int = SEED) -> tuple[list[int], list[int]]:
-    """One in five of every class (rounded down) is held out, at random."""
+def split_per_class(labels: Sequence[int], one_in: int = HELD_OUT, seed: int = SEED) -> tuple[list[int], list[int]]:
+    """One in `one_in` of every class (rounded down) is held out, at random: both parts have the same mix of classes."""
     members: dict[int, list[int]] = {}
     for index, label in enumerate(labels):
         members.setdefault(label, []).append(index)
@@ -33,7 +33,7 @@ def split_per_class(labels: Sequence[int], seed: int = SEED) -> tuple[list[int],
     test: list[int] = []
     for label in sorted(members):
         of_class = members[label]
-        keep, hold = split(len(of_class), len(of_class) // HELD_OUT, seed)
+        keep, hold = split(len(of_class), len(of_class) // one_in, seed)
         train += [of_class[i] for i in keep.tolist()]
         test += [of_class[i] for i in hold.tolist()]
     return sorted(train), sorted(test)

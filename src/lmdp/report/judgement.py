@@ -63,8 +63,13 @@ def _leaks(audited: Sequence[Trained]) -> list[str]:
         )
     if more:
         clauses.append(f"{_names(more)} {'give' if len(more) > 1 else 'gives'} away more ({_peaks(more)})")
-    if same:
-        clauses.append(f"the difference between {base.name} and {_names(same)} ({_peaks(same)}) {WITHIN}")
+    quiet = [t for t in same if _found(base) and not _found(t)]
+    if quiet:
+        clauses.append(
+            f"no layer of {_names(quiet, 'or')} does so measurably ({_peaks(quiet)}), though the difference {WITHIN}"
+        )
+    if rest := [t for t in same if t not in quiet]:
+        clauses.append(f"the difference between {base.name} and {_names(rest)} ({_peaks(rest)}) {WITHIN}")
     return clauses
 
 
@@ -175,9 +180,9 @@ def _same_budget(a: Trained, b: Trained) -> bool:
     return one is not None and other is not None and same_delta and math.isclose(one, other, rel_tol=0.01)
 
 
-def _names(trained: Sequence[Trained]) -> str:
+def _names(trained: Sequence[Trained], joint: str = "and") -> str:
     *first, last = [t.name for t in trained]
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {joint} {last}" if first else last
 
 
 def _peaks(trained: Sequence[Trained]) -> str:
