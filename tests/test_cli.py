@@ -165,6 +165,30 @@ def test_batches_in_parts_are_one_step_each(tmp_path: Path) -> None:
     assert json.loads(Path("run/privacy.json").read_text())["steps"] == 8
 
 
+def test_the_demo_makes_do_with_digits_where_the_extra_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "mlxtend" else found(name))
+    short = ["--epochs", "1", "--shadow-epochs", "1", "--methods", "lm", "--size", "14", "--sample-rate", "0.2"]
+    assert cli.main(["demo", *short]) == 0
+    assert "pip install 'lmdp[demo]'" in capsys.readouterr().err
+    assert Config.load("runs/demo/config.toml").data == "digits?half=1"
+    assert cli.main(["demo", *short, "--quiet"]) == 0
+    assert Path("runs/demo-2/report.html").exists()
+
+
+def test_event_files_hold_released_quantities_only(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    private = make_npz(tmp_path / "private.npz")
+    assert cli.main(["train", *SMALL, "--data", private, "--quiet", "--out", "run"]) == 0
+    events = accumulator.EventAccumulator("run/tensorboard")
+    events.Reload()
+    weights = {f"layer_weights/{index}" for index in range(4)}
+    assert set(events.Tags()["scalars"]) == {"epsilon", "test_accuracy"} | weights
+    assert [event.step for event in events.Scalars("epsilon")] == [4, 8]
+
+
 def test_commands_that_are_not_built_do_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reproduce", "table1"]) == 3
     assert "not available yet" in capsys.readouterr().err

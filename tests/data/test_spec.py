@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lmdp.data
-from lmdp.data import SPECS, load
+from lmdp.data import SPECS, Images, load
 from lmdp.data.load import READERS
 
 HEAVY = {"PIL", "scipy", "sklearn", "mlxtend", "datasets", "urllib", "http", "platformdirs"}
@@ -27,7 +27,7 @@ HEAVY = {"PIL", "scipy", "sklearn", "mlxtend", "datasets", "urllib", "http", "pl
         ("npz", "write npz:PATH"),
         ("hf:", "write hf:NAME"),
         ("mnist:here", "takes no path but has 'here'"),
-        ("digits?colour=3", "unknown option 'colour' for digits; allowed are limit, size, channels"),
+        ("digits?colour=3", "unknown option 'colour' for digits; allowed are half, limit, size, channels"),
         ("digits?attribute=Smiling", "unknown option 'attribute' for digits"),
         ("digits?limit", "option 'limit' for digits has no value"),
         ("digits?limit=", "option 'limit' for digits has no value"),
@@ -63,7 +63,7 @@ def test_options_shape_train_and_test_and_limit_only_train() -> None:
     assert source.train.shape == source.test.shape == (3, 12, 12)
     whole = load("digits")
     assert torch.equal(load("digits?limit=50").train.pixels, whole.train.take_random(50).pixels)
-    assert len(load("digits?limit=5000").train) == 1437
+    assert len(load("digits?limit=5000").train) == 1442
 
 
 def test_every_spec_has_a_reader_and_a_line_of_help() -> None:
@@ -77,3 +77,17 @@ def test_importing_the_room_stays_cheap(path: Path) -> None:
     names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
     assert not {name.partition(".")[0] for name in names} & HEAVY
+
+
+def test_the_two_halves_are_disjoint_complete_and_alike() -> None:
+    one, two, whole = load("digits?half=1"), load("digits?half=2"), load("digits")
+
+    def contents(images: Images) -> list[bytes]:
+        return sorted(example.numpy().tobytes() for example in images.pixels)
+
+    assert sorted(contents(one.train) + contents(two.train)) == contents(whole.train)
+    assert len(one.test) + len(two.test) == len(whole.test)
+    difference = one.train.labels.bincount() - two.train.labels.bincount()
+    assert difference.abs().max() <= 1
+    with pytest.raises(ValueError, match="option half is '3'"):
+        load("digits?half=3")

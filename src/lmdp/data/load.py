@@ -15,6 +15,7 @@ from lmdp.data.images import Images, Source
 from lmdp.data.npz import read_npz
 from lmdp.data.preprocess import fit
 from lmdp.data.request import Request, Say, parse
+from lmdp.data.splits import split_per_class
 from lmdp.data.svhn import read_svhn
 
 READERS: Mapping[str, Callable[[Request], Source]] = {
@@ -48,9 +49,16 @@ def load(
     request = parse(spec, size=size, channels=channels, cache=cache, say=say)
     source = READERS[request.kind](request)
     train, test = source.train, source.test
+    if request.half is not None:
+        train, test = _half(train, request.half), None if test is None else _half(test, request.half)
     if request.limit is not None and request.limit < len(train):
         train = train.take_random(request.limit)
     return Source(spec, _fitted(train, request), None if test is None else _fitted(test, request), source.classes)
+
+
+def _half(images: Images, number: int) -> Images:
+    """One of two disjoint halves with the same mix of classes."""
+    return images.take(split_per_class(images.labels.tolist(), 2)[number - 1])
 
 
 def _fitted(images: Images, request: Request) -> Images:

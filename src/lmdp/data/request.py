@@ -24,7 +24,7 @@ SPECS: Mapping[str, str] = MappingProxyType(
         "hf:NAME": "a Hugging Face dataset, by name or local path; needs lmdp[hf]",
     }
 )
-GENERAL = ("limit", "size", "channels")
+GENERAL = ("half", "limit", "size", "channels")
 OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"celeba": ("attribute", "landmarks"), "folder": ("landmarks", "classes"), "hf": ("config", "image", "label")}
 )
@@ -44,6 +44,7 @@ class Request:
     size: int | None
     channels: int | None
     limit: int | None
+    half: int | None
     cache: Path | None
     say: Say
 
@@ -76,7 +77,8 @@ def parse(
     if channels not in (None, 1, 3):
         raise ValueError(f"channels is {channels}; it must be 1 (grey) or 3 (colour)")
     limit = _number(options, "limit", 10**9)
-    return Request(spec, kind, path, options, size, channels, limit, cache, say or (lambda _: None))
+    half = _number(options, "half", 2)
+    return Request(spec, kind, path, options, size, channels, limit, half, cache, say or (lambda _: None))
 
 
 def default_cache() -> Path:
