@@ -97,6 +97,11 @@ def train(
             risk = RiskProfile.load(config.risk)
         model = fresh_model(config, source)
         job = training.prepare(config, model, source.train, risk=risk, public=_public(config, source, show))
+        if config.method != "sgd" and config.delta * len(source.train) >= 1:
+            show.say(
+                f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: a promise with such a delta "
+                "allows to publish somebody's data whole. Choose a smaller one."
+            )
         folder.begin(config)
         if risk is not None:
             risk.save(folder / "risk.json")
