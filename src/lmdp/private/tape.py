@@ -39,6 +39,8 @@ class Tape:
         self.model = model
         self.layers = layers
         self.plan = Plan(memory_budget)
+        self.seen: set[Owner] = set()
+        self.repeated: set[Owner] = set()
         self.owners = _find_owners(self, frozenset(generic_modules))
         self.parameters = {o.full_names[n]: p for o in self.owners for n, p in o.parameters.items()}
         self._canonical = _canonical_names(self.parameters, layers)
@@ -159,12 +161,14 @@ class Tape:
         self._reached.update(owner.full_names.values())
         if use.batch_size == 0:
             return
+        self.seen.add(owner)
         self._paused = True
         try:
             piece = owner.rule(use)
         finally:
             self._paused = False
         if owner in self._tied or self._calls[owner] > 1:
+            self.repeated.add(owner)
             self._add_shared(owner, piece)
         else:
             self._parts.append(Part(owner.full_names, piece))

@@ -130,12 +130,13 @@ class Geometry:
         return Stored(rows)
 
     def restore(self, rows: Tensor) -> Tensor:
-        """[..., out · k · C] → [..., out, C, *k]."""
-        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel, self.channels))
-        return shaped.movedim(-1, -1 - len(self.kernel))
+        """[..., k, out · other k · C] → [..., out, C, *k]."""
+        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel[1:], self.channels))
+        before = rows.dim() - 2
+        return shaped.movedim((before + 1, -1), (before, before + 1))
 
     def _formed(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
-        """Weight gradients [b, out · k · C] of a few examples at a time.
+        """Weight gradients [k of the first axis, b, out · other k · C] of a few examples at a time.
 
         Patches are unfolded along all axes but the first. At offset k of the first axis, the rows of all T positions
         are then one run of memory (rows of equal remainder by the stride lie together), ready to be multiplied.
@@ -152,9 +153,10 @@ class Geometry:
             unfolded = view.new_empty(view.shape) if unfolded is None else unfolded[: len(view)]
             rows = unfolded.copy_(view).view(-1, s, height * across, patch)
             gradient = g[some].reshape(-1, outputs, size * across)
-            runs = [rows[:, phase, row * across : (row + size) * across] for row, phase in starts]
-            parts = [torch.bmm(gradient, run) for run in runs]
-            yield torch.stack(parts, dim=2).view(len(view), -1)
+            block = gradient.new_empty(len(starts), *gradient.shape[:2], patch)
+            for part, (row, phase) in zip(block, starts):
+                torch.bmm(gradient, rows[:, phase, row * across : (row + size) * across], out=part)
+            yield block.view(len(starts), len(view), -1)
 
     def _image(self, x: Tensor, room: Tensor | None, height: int) -> Tensor:
         """The padded input as [b, *size, C], at least this high: long contiguous runs, several times faster to copy.
