@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "audit": {"layers", "report"},
     "risk": {"layers", "audit"},
     "report": {"audit"},
+    "bench": {"models"},
 }
 
 
