@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "audit": {"layers", "report", "fields"},
     "risk": {"layers", "audit", "fields"},
     "report": {"audit", "risk"},
+    "bench": {"models"},
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lmdp.private.noise import GaussianNoise, entropy_generator, make_generator
+from lmdp.private.noise import SLICE, STREAMS, GaussianNoise, entropy_generator, make_streams
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
@@ -99,4 +99,34 @@ def test_the_default_generator_is_filled_with_entropy_beyond_its_32_bit_seed() -
 
 
 def test_zero_standard_deviation_means_no_noise() -> None:
-    assert GaussianNoise(make_generator(0)).like(torch.ones(3), 0.0).tolist() == [0, 0, 0]
+    assert GaussianNoise(make_streams(0)).like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: int) -> None:
+    shapes = [torch.empty(3, SLICE), torch.empty(7), torch.empty(2 * SLICE * STREAMS + 5, dtype=torch.float64)]
+    before = torch.get_num_threads()
+    first = GaussianNoise(make_streams(4)).like(shapes, 0.7)
+    try:
+        torch.set_num_threads(threads)
+        second = GaussianNoise(make_streams(4)).like(shapes, 0.7)
+    finally:
+        torch.set_num_threads(before)
+    for a, b, like in zip(first, second, shapes):
+        assert a.dtype == like.dtype
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_streams_never_repeat_one_another_nor_themselves(seed: int | None) -> None:
+    """A slice drawn twice would cancel in a difference of two released gradients."""
+    noise = GaussianNoise(make_streams(seed))
+    like = torch.empty(3 * STREAMS, SLICE // 16, dtype=torch.float64)
+    draws = torch.cat([noise.like([like, like], 1.0)[k] for k in (0, 1, 0)])
+    assert len(draws.flatten().unique()) == draws.numel()
+    wide = torch.cat(
+        [slice_[None, :2000] for slice_ in noise.like([torch.empty(STREAMS * SLICE)], 1.0)[0].split(SLICE)]
+    )
+    off = torch.corrcoef(wide) - torch.eye(STREAMS)
+    assert off.abs().max() < 5.5 / math.sqrt(2000)
+    assert float(wide.std()) == pytest.approx(1.0, rel=std_interval(wide.numel()))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lmdp.private.rules import conv, generic, pieces, rule_for
+from lmdp.private.rules import choice, conv, generic, pieces, rule_for
 from tests.private.reference import compare, quadratic, split
 
 DOUBLE, SINGLE = 1e-8, 1e-4
@@ -236,9 +236,7 @@ def test_every_kind_of_module_agrees_with_one_example_at_a_time_in_single(kind: 
 def test_both_rules_of_a_layer_are_exact_whatever_the_cost_model_prefers(
     kind: str, gram: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (conv, pieces):
-        monkeypatch.setattr(module, "prefer_gram", lambda **_: gram)
-    monkeypatch.setattr("lmdp.private.rules.linear.prefer_gram", lambda **_: gram)
+    monkeypatch.setattr(choice, "by_cost", lambda _: gram)
     model, batch = made(kind, torch.float64)
     assert compare(model, quadratic, batch, split(batch)).worst <= DOUBLE
 
@@ -311,7 +309,7 @@ def test_any_geometry_of_convolution_is_exact(
     model = nn.Conv2d(channels * groups, outputs * groups, kernel, groups=groups, padding_mode=mode, **shape).double()
     x = torch.randn(batch, channels * groups, *size, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "prefer_gram", lambda **_: gram)
+        patch.setattr(choice, "by_cost", lambda _: gram)
         assert compare(model, quadratic, x, split(x)).worst <= DOUBLE
 
 
@@ -350,9 +348,7 @@ def test_repeated_positions_never_make_a_gram_norm_too_small(positions: int) -> 
 def test_a_tiny_input_and_a_huge_gradient_are_measured_or_removed(positions: int) -> None:
     """Their squares leave float32 although their product, the gradient, does not."""
     x, g = torch.full((3, positions, 8), 2.6e-23), torch.full((3, positions, 4), 2e22)
-    use = pieces.Use(nn.Linear(8, 4), frozenset({"weight"}), (x,), {}, (), (g,), 3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmdp.private.rules.linear.prefer_gram", lambda **_: True)
-        norms = rule_for(use.module)(use).squared_norms[""].sqrt()
+    use = pieces.Use(nn.Linear(8, 4), frozenset({"weight"}), (x,), {}, (), (g,), 3, prefers_gram=lambda _: True)
+    norms = rule_for(use.module)(use).squared_norms[""].sqrt()
     exact = positions * float(x[0, 0].double().norm() * g[0, 0].double().norm())
     assert ((norms >= exact * (1 - 1e-6)) | norms.isinf()).all()

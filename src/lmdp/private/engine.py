@@ -18,7 +18,8 @@ from lmdp.private.clipping import clipping
 from lmdp.private.compatibility import check_model, check_optimizer
 from lmdp.private.diagnostics import Diagnostics
 from lmdp.private.door import Door
-from lmdp.private.noise import GaussianNoise, make_generator
+from lmdp.private.noise import GaussianNoise, make_generator, make_streams
+from lmdp.private.plan import PrivatePlan, describe
 from lmdp.private.public import PublicProbe
 from lmdp.private.risk import error_rates_for
 from lmdp.private.run import (
@@ -79,6 +80,7 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
         max_physical_batch_size: int | None = None,
+        memory_budget: int | None = None,
         generic: Iterable[str] = (),
         allow_unused: bool = False,
         diagnostics: bool = False,
@@ -99,6 +101,8 @@ class PrivacyEngine:
                          divides by a number that depends on other examples: use "sum" there
         max_physical_batch_size
                          hand batches out in parts of at most this many examples; optimizer.step() waits for the last
+        memory_budget    bytes that linear and convolutional layers may keep between backward and step. Layers move to
+                         their lean rule, slower and as exact, until the sum fits; `engine.plan()` says what that costs
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
@@ -112,6 +116,8 @@ class PrivacyEngine:
             raise ValueError(f"loss_reduction is {loss_reduction!r}; it must be 'mean' or 'sum'")
         if max_physical_batch_size is not None and not poisson_sampling:
             raise ValueError("max_physical_batch_size splits Poisson batches; it needs poisson_sampling=True")
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget is {memory_budget}; it is a number of bytes and must be 1 or more")
         check_model(module)
         check_optimizer(module, optimizer)
         rate, size = sample_rate_of(data_loader)
@@ -120,14 +126,14 @@ class PrivacyEngine:
         method_clipping = clipping(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
         _check_weights(method, weights, public_data, data_loader.dataset)
-        sampling, noise = _generators(seed)
+        sampling, *streams = _generators(seed)
         loader: DataLoader[Any] = data_loader
         if poisson_sampling:
             loader = poisson_loader(data_loader, generator=sampling, max_physical_batch_size=max_physical_batch_size)
         optimal = method == "lm-optimal"
         risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
 
-        tape = Tape(module, layers, generic_modules=generic)
+        tape = Tape(module, layers, generic_modules=generic, memory_budget=memory_budget)
         try:
             probe = PublicProbe(tape, public_data, criterion, method_clipping, optimal) if weights == "public" else None
             source = _source(weights, risk_factors, optimal, probe, public_every, weight_budget)
@@ -136,7 +142,7 @@ class PrivacyEngine:
                 tape,
                 method_clipping,
                 source if method_clipping.reweighted else None,
-                GaussianNoise(noise),
+                GaussianNoise(streams),
                 noise_multiplier=mechanism.noise_multiplier,
                 expected_batch_size=rate * size,
                 mean_loss=loss_reduction == "mean",
@@ -204,6 +210,10 @@ class PrivacyEngine:
         ledger = self._attached.ledger
         ledger.target_epsilon, ledger.target_delta, ledger.planned_steps = target_epsilon, target_delta, steps
         return three
+
+    def plan(self) -> PrivatePlan:
+        """Which rule every module uses for its per-example gradients, and why. Print it after the first step."""
+        return describe(self._attached.tape)
 
     def detach(self) -> None:
         """Make the model and the optimizer ordinary again. What was trained stays, and so does what it cost."""
@@ -316,8 +326,8 @@ def _source(
     return w.Batch(risk, base=base) if name == "batch" else w.Fixed(risk)
 
 
-def _generators(seed: int | None) -> tuple[torch.Generator, torch.Generator]:
-    """For sampling and for noise; never the same stream."""
+def _generators(seed: int | None) -> list[torch.Generator]:
+    """One for sampling, the others for noise; never the same stream."""
     if seed is None:
-        return make_generator(None), make_generator(None)
-    return make_generator(2 * seed), make_generator(2 * seed + 1)
+        return [make_generator(None), *make_streams(None)]
+    return [make_generator(2 * seed), *make_streams(2 * seed + 1)]

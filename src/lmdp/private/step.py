@@ -106,14 +106,15 @@ class PrivateStep:
         """Write the noisy, averaged gradient of the batch to every parameter's `.grad`."""
         sums, self._sums = self._sums, self._fresh()
         weights = self._weights(sums)
-        for name, parameter in self.tape.canonical_parameters.items():
-            released = self._noise.like(parameter, self.gradient_std)
+        parameters = self.tape.canonical_parameters
+        noise = self._noise.like(list(parameters.values()), self.gradient_std)
+        for (name, parameter), released in zip(parameters.items(), noise):
             if name in sums.clipped:
                 weight = 1.0 if weights is None else float(weights[self.tape.layers.index[name]])
                 released.add_(sums.clipped[name], alpha=weight)
             parameter.grad = released.div_(self._expected_batch_size)
         if isinstance(self.source, Private):
-            self.source.observe(sums.shares + self._noise.like(sums.shares, self.statistic_std))
+            self.source.observe(sums.shares + self._noise.like([sums.shares], self.statistic_std)[0])
         if self._diagnostics is not None:
             self._diagnostics.add(self._record(sums, weights))
 

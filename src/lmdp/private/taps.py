@@ -7,6 +7,7 @@ pickles and state dicts of the model are those of an ordinary model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class Call:
             tuple(self._precise(g) for g in output_grads),
             len(first) if first is not None else -1,
             self.rng,
+            functools.partial(self.owner.tape.plan.prefers_gram, self.owner.name),
         )
 
     def _precise(self, tensor: Tensor) -> Tensor:

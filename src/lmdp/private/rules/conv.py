@@ -1,9 +1,9 @@
 """Convolutions in one, two and three dimensions, with any stride, padding mode, dilation and groups.
 
 A convolution is a linear layer on patches. Example i's weight gradient is G_iᵀ P_i, with patches P_i [T, k·C] and
-output gradient G_i [T, out] over T output positions. Two rules, chosen by `prefer_gram`:
+output gradient G_i [T, out] over T output positions. Two rules; the plan chooses:
 
-    formed  patches are written a few examples at a time into one buffer and multiplied; the gradients are kept.
+    formed  patches are unfolded a few examples at a time into one buffer and multiplied; the gradients are kept.
     gram    norms from Gram matrices of positions. The Gram matrix of patches is a sum of shifted copies of the Gram
             matrix of pixels, so patches are never written; the sum is the native weight-gradient kernel.
 """
@@ -11,6 +11,7 @@ output gradient G_i [T, out] over T output positions. Two rules, chosen by `pref
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,11 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, gram_squared_norms, prefer_gram
+from lmdp.private.rules.choice import Sizes
+from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-CHUNK = 2**20
-"""Patches are written in chunks of about this many numbers, to stay in cache."""
 
 
 def piece(use: Use) -> Piece:
@@ -30,18 +30,12 @@ def piece(use: Use) -> Piece:
     x, g = use.input, use.output_grad
     if x.dim() != 2 + len(geometry.kernel):
         raise ValueError(f"a convolution got an input of shape {tuple(x.shape)}; it must have a batch dimension first")
-    positions = g.shape[2:].numel()
-    sizes = {
-        "positions": positions,
-        "inputs": geometry.channels * math.prod(geometry.stride),
-        "outputs": g.shape[1],
-        "weights": geometry.weights.numel(),
-    }
-    if geometry.weight and (geometry.groups > 1 or not prefer_gram(**sizes, batch_size=len(x))):
+    if geometry.weight and (geometry.groups > 1 or not use.prefers_gram(geometry.sizes(x, g))):
         return geometry.form(x, g)
     norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
     if geometry.weight:
-        norms = norms + geometry.gram_norms(x, g)
+        pixels = geometry.padded(x[:1]).shape[2:].numel()
+        norms = norms + torch.cat([geometry.gram_norms(x[some], g[some]) for some in chunks(len(x), pixels**2)])
     return Factored(norms, x, g, geometry.contract, geometry.form)
 
 
@@ -86,6 +80,17 @@ class Geometry:
         """Input channels per group."""
         return self.weights.shape[1]
 
+    def sizes(self, x: Tensor, g: Tensor) -> Sizes:
+        """For the choice of a rule. A pixel Gram matrix of a strided convolution is stride² times as large."""
+        return Sizes(
+            positions=g.shape[2:].numel(),
+            features=self.channels * math.prod(self.stride) + g.shape[1],
+            weights=self.weights.numel(),
+            factors=x[0].numel() + g[0].numel(),
+            batch_size=len(x),
+            bytes_each=x.element_size(),
+        )
+
     def padded(self, x: Tensor) -> Tensor:
         flat = [side for pair in reversed(self.padding) for side in pair]
         if not any(flat):
@@ -119,46 +124,60 @@ class Geometry:
         """Per-example gradients, kept."""
         rows = {}
         if self.weight:
-            rows["weight"] = Rows(self._form_weight(x, g), self.restore)
+            rows["weight"] = Rows.gather(self._formed(x, g), self.restore)
         if self.bias:
             rows["bias"] = Rows.of(g.flatten(2).sum(2))
         return Stored(rows)
 
     def restore(self, rows: Tensor) -> Tensor:
-        """[..., out · k · C] → [..., out, C, *k]."""
-        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel, self.channels))
-        return shaped.movedim(-1, -1 - len(self.kernel))
+        """[..., k, out · other k · C] → [..., out, C, *k]."""
+        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel[1:], self.channels))
+        before = rows.dim() - 2
+        return shaped.movedim((before + 1, -1), (before, before + 1))
 
-    def _form_weight(self, x: Tensor, g: Tensor) -> Tensor:
-        batch, groups, patch = len(x), self.groups, self.channels * math.prod(self.kernel)
-        outputs, positions = g.shape[1] // groups, g.shape[2:].numel()
-        windows = self.windows(self._channels_last(x))
-        gradient = g.reshape(batch * groups, outputs, positions)
-        formed = g.new_empty(batch * groups, outputs, patch)
-        chunk = max(1, min(batch, CHUNK // max(1, groups * positions * patch)))
-        patches = g.new_empty(chunk, *windows.shape[1:])
-        for start in range(0, batch, chunk):
-            some = windows[start : start + chunk]
-            flat = patches[: len(some)].copy_(some).view(-1, positions, patch)
-            many = slice(start * groups, (start + len(some)) * groups)
-            torch.bmm(gradient[many], flat, out=formed[many])
-        return formed.view(batch, groups * outputs * patch)
+    def _formed(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [k of the first axis, b, out · other k · C] of a few examples at a time.
 
-    def _channels_last(self, x: Tensor) -> Tensor:
-        """The padded input as [B, *size, C]: patches are then long contiguous runs, several times faster to copy."""
+        Patches are unfolded along all axes but the first. At offset k of the first axis, the rows of all T positions
+        are then one run of memory (rows of equal remainder by the stride lie together), ready to be multiplied.
+        """
+        (size, *rest), s, d = g.shape[2:], self.stride[0], self.dilation[0]
+        outputs, across = g.shape[1] // self.groups, math.prod(rest)
+        starts = [divmod(offset * d, s) for offset in range(self.kernel[0])]
+        height = starts[-1][0] + size
+        patch = self.channels * math.prod(self.kernel[1:])
+        image = unfolded = None
+        for some in chunks(len(x), self.groups * s * height * across * patch):
+            image = self._image(x[some], image, s * height)
+            view = self._unfold_rest(image)[:, :, : s * height].unflatten(2, (height, s)).movedim(3, 2)
+            unfolded = view.new_empty(view.shape) if unfolded is None else unfolded[: len(view)]
+            rows = unfolded.copy_(view).view(-1, s, height * across, patch)
+            gradient = g[some].reshape(-1, outputs, size * across)
+            block = gradient.new_empty(len(starts), *gradient.shape[:2], patch)
+            for part, (row, phase) in zip(block, starts):
+                torch.bmm(gradient, rows[:, phase, row * across : (row + size) * across], out=part)
+            yield block.view(len(starts), len(view), -1)
+
+    def _image(self, x: Tensor, room: Tensor | None, height: int) -> Tensor:
+        """The padded input as [b, *size, C], at least this high: long contiguous runs, several times faster to copy.
+
+        `room` is what an earlier call for at least as many examples gave: its border is zero already.
+        """
         if self.mode != "zeros":
-            return self.padded(x).movedim(1, -1).contiguous()
-        sizes = [n + a + b for n, (a, b) in zip(x.shape[2:], self.padding)]
-        padded = x.new_zeros(len(x), *sizes, x.shape[1])
-        inner = [slice(a, a + n) for n, (a, _) in zip(x.shape[2:], self.padding)]
-        padded[(slice(None), *inner)] = x.movedim(1, -1)
-        return padded
+            x = self.padded(x)
+        borders = self.padding if self.mode == "zeros" else [(0, 0)] * len(self.kernel)
+        if room is None:
+            sizes = [n + a + b for n, (a, b) in zip(x.shape[2:], borders)]
+            room = x.new_zeros(len(x), max(sizes[0], height), *sizes[1:], x.shape[1])
+        room = room[: len(x)]
+        room[(slice(None), *[slice(a, a + n) for n, (a, _) in zip(x.shape[2:], borders)])] = x.movedim(1, -1)
+        return room
 
-    def windows(self, x: Tensor) -> Tensor:
-        """A view [B, groups, *out, *k, C] of a padded input [B, *size, C]: the patch under every output position."""
-        view: Tensor = x.unflatten(-1, (self.groups, self.channels)).movedim(-2, 1)  # [B, groups, *size, C]
-        for axis, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation)):
-            view = view.unfold(2 + axis, (k - 1) * d + 1, s)[..., ::d]
+    def _unfold_rest(self, image: Tensor) -> Tensor:
+        """A view [b, groups, size, *out, *k, C] of an image, with `out` and `k` of all axes but the first."""
+        view: Tensor = image.unflatten(-1, (self.groups, self.channels)).movedim(-2, 1)  # [b, groups, *size, C]
+        for axis, (k, s, d) in enumerate(zip(self.kernel[1:], self.stride[1:], self.dilation[1:])):
+            view = view.unfold(3 + axis, (k - 1) * d + 1, s)[..., ::d]
         return view.movedim(2 + len(self.kernel), -1)
 
     def gram_norms(self, x: Tensor, g: Tensor) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, gram_squared_norms, prefer_gram
+from lmdp.private.rules.choice import Sizes
+from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms
 
 
 def piece(use: Use) -> Piece:
     """Gradient of example i: G_iᵀ X_i over its positions t, with X_i [T, in] and G_i [T, out]."""
     x, g = _positions(use.input), _positions(use.output_grad)
-    batch, positions, inputs = x.shape
     weight, bias = "weight" in use.trainable, "bias" in use.trainable
 
     def contract(x: Tensor, g: Tensor) -> dict[str, Tensor]:
@@ -25,21 +27,36 @@ def piece(use: Use) -> Piece:
     def expand(x: Tensor, g: Tensor) -> Stored:
         rows = {}
         if weight:
-            rows["weight"] = Rows.of(torch.bmm(g.transpose(1, 2), x))
+            shape = (g.shape[2], x.shape[2])
+            rows["weight"] = Rows.gather(_formed(x, g), lambda flat: flat.squeeze(-2).unflatten(-1, shape))
         if bias:
             rows["bias"] = Rows.of(g.sum(1))
         return Stored(rows)
 
-    outputs = g.shape[-1]
-    sizes = {"positions": positions, "inputs": inputs, "outputs": outputs, "weights": inputs * outputs}
-    if positions != 1 and weight and not prefer_gram(**sizes, batch_size=batch):
+    batch, positions = x.shape[:2]
+    if weight and positions != 1 and not use.prefers_gram(_sizes(x, g)):
         return expand(x, g)
     norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
     if weight and positions == 1:
         norms = norms + _squares(x[:, 0]) * _squares(g[:, 0])
     elif weight:
-        norms = norms + gram_squared_norms(x, g, torch.bmm(x, x.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
+        norms = norms + torch.cat([_gram_norms(x[some], g[some]) for some in chunks(batch, positions**2)])
     return Factored(norms, x, g, contract, expand)
+
+
+def _sizes(x: Tensor, g: Tensor) -> Sizes:
+    batch, positions, inputs = x.shape
+    features = inputs + g.shape[2]
+    return Sizes(positions, features, inputs * g.shape[2], positions * features, batch, x.element_size())
+
+
+def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
+    for some in chunks(len(x), x.shape[2] * g.shape[2]):
+        yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1).unsqueeze(0)
+
+
+def _gram_norms(x: Tensor, g: Tensor) -> Tensor:
+    return gram_squared_norms(x, g, torch.bmm(x, x.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmdp.private.rules.pieces import Piece, Rows, Stored, Use
+from lmdp.private.rules.pieces import Piece, Rows, Stored, Use, chunks
 
 
 def layer_norm(use: Use) -> Piece:
     """Scale and shift have the shape of the last dimensions; an example's other dimensions are summed."""
-    module, x, g = use.module, use.input, use.output_grad
+    module = use.module
     assert isinstance(module, nn.LayerNorm)
-    return _over_last(use, module.normalized_shape, F.layer_norm(x, module.normalized_shape, eps=module.eps), g)
+    shape, eps = list(module.normalized_shape), module.eps
+    return _over_last(use, module.normalized_shape, lambda x: F.layer_norm(x, shape, eps=eps))
 
 
 def rms_norm(use: Use) -> Piece:
-    module, x, g = use.module, use.input, use.output_grad
+    module = use.module
     assert isinstance(module, nn.RMSNorm)
-    return _over_last(use, module.normalized_shape, F.rms_norm(x, list(module.normalized_shape), eps=module.eps), g)
+    shape, eps = list(module.normalized_shape), module.eps
+    return _over_last(use, module.normalized_shape, lambda x: F.rms_norm(x, shape, eps=eps))
 
 
 def group_norm(use: Use) -> Piece:
     """Scale and shift are per channel; an example's positions are summed."""
-    module, x, g = use.module, use.input, use.output_grad
+    module = use.module
     assert isinstance(module, nn.GroupNorm)
-    return _per_channel(use, F.group_norm(x, module.num_groups, eps=module.eps), g)
+    groups, eps = module.num_groups, module.eps
+    return _per_channel(use, lambda x: F.group_norm(x, groups, eps=eps))
 
 
 def instance_norm(use: Use) -> Piece:
     """The same with one group per channel (of a module that keeps no running statistics)."""
-    module, x, g = use.module, use.input, use.output_grad
-    eps = float(getattr(module, "eps"))  # noqa: B009  (typed as a module attribute)
-    return _per_channel(use, F.group_norm(x, x.shape[1], eps=eps), g)
+    eps = float(getattr(use.module, "eps"))  # noqa: B009  (typed as a module attribute)
+    return _per_channel(use, lambda x: F.group_norm(x, x.shape[1], eps=eps))
 
 
-def _over_last(use: Use, shape: tuple[int, ...], normalised: Tensor, g: Tensor) -> Piece:
-    middle = list(range(1, g.dim() - len(shape)))
+def _over_last(use: Use, shape: tuple[int, ...], normalise: Callable[[Tensor], Tensor]) -> Piece:
+    middle = list(range(1, use.output_grad.dim() - len(shape)))
 
     def total(values: Tensor) -> Tensor:
         return values.sum(dim=middle) if middle else values
 
-    return _stored(use, total(g * normalised), total(g))
+    return _stored(use, normalise, total)
 
 
-def _per_channel(use: Use, normalised: Tensor, g: Tensor) -> Piece:
+def _per_channel(use: Use, normalise: Callable[[Tensor], Tensor]) -> Piece:
     def total(values: Tensor) -> Tensor:
         return values.flatten(2).sum(2) if values.dim() > 2 else values
 
-    return _stored(use, total(g * normalised), total(g))
+    return _stored(use, normalise, total)
 
 
-def _stored(use: Use, weight: Tensor, bias: Tensor) -> Piece:
-    both = {"weight": weight, "bias": bias}
-    return Stored({name: Rows.of(both[name]) for name in both if name in use.trainable})
+def _stored(use: Use, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> Piece:
+    """A few examples at a time, so that the normalised input is never written to memory as a whole."""
+    x, g = use.input, use.output_grad
+    found: dict[str, list[Tensor]] = {name: [] for name in ("weight", "bias") if name in use.trainable}
+    for some in chunks(len(x), x[0].numel()):
+        if "weight" in found:
+            found["weight"].append(total(normalise(x[some]).mul_(g[some])))
+        if "bias" in found:
+            found["bias"].append(total(g[some]))
+    return Stored({name: Rows.of(torch.cat(parts)) for name, parts in found.items()})

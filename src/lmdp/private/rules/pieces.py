@@ -7,19 +7,21 @@ the per-example gradients themselves (`Stored`), some only the layer's input and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from lmdp.private.rules.choice import Chooser, by_cost
+
 
 @dataclass(frozen=True)
 class Use:
     """One call of one module: what the tape saw of it in the forward and in the backward pass.
 
-    `outputs` are kept for the generic rule only.
+    `outputs` are kept for the generic rule only. A rule that has two ways asks `prefers_gram` which to take.
     """
 
     module: nn.Module
@@ -30,6 +32,7 @@ class Use:
     output_grads: tuple[Tensor, ...]
     batch_size: int
     rng_state: Tensor | None = None
+    prefers_gram: Chooser = by_cost
 
     @property
     def input(self) -> Tensor:
@@ -64,27 +67,63 @@ class Piece(Protocol):
         ...
 
 
-def _same(rows: Tensor) -> Tensor:
-    return rows
-
-
 @dataclass(frozen=True)
 class Rows:
-    """Per-example gradients of one parameter, [B, D], in whatever order of D was cheap to make.
+    """Per-example gradients of one parameter, in P parts of D entries, in whatever order was cheap to make.
 
-    `restore` turns [..., D] into [..., *shape of the parameter].
+    `blocks` [P, b, D] hold successive examples. Each is measured when it is made, while it is in cache, and is small
+    enough to be made of memory that freed activations gave back: one large tensor would come as fresh pages from the
+    system, which costs as much as filling it. `restore` turns [..., P, D] into [..., *shape of the parameter].
     """
 
-    values: Tensor
-    restore: Callable[[Tensor], Tensor] = _same
+    blocks: tuple[Tensor, ...]
+    squared_norms: Tensor
+    restore: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def gather(cls, blocks: Iterable[Tensor], restore: Callable[[Tensor], Tensor]) -> Rows:
+        kept, norms = [], []
+        for block in blocks:
+            kept.append(block)
+            norms.append(squared_row_norms(block.flatten(0, 1)).view(block.shape[:2]).sum(0))
+        return cls(tuple(kept), torch.cat(norms), restore)
 
     @classmethod
     def of(cls, gradients: Tensor) -> Rows:
+        """From gradients [B, *shape] of a parameter that is small."""
         shape = gradients.shape[1:]
-        return cls(
-            gradients.reshape(len(gradients), shape.numel()),
-            lambda rows: rows.reshape((*rows.shape[:-1], *shape)),
-        )
+        block = gradients.reshape(1, len(gradients), shape.numel())
+        return cls.gather([block], lambda flat: flat.reshape((*flat.shape[:-2], *shape)))
+
+    def weighted_sum(self, scales: Tensor) -> Tensor:
+        parts, _, entries = self.blocks[0].shape
+        total = self.blocks[0].new_zeros(parts, entries)
+        for block, some in zip(self.blocks, self._split(scales.to(total.dtype))):
+            for part in range(parts):
+                total[part].addmv_(block[part].T, some)
+        return self.restore(total)
+
+    def all(self) -> Tensor:
+        return self.restore(torch.cat(self.blocks, dim=1).transpose(0, 1))
+
+    def without(self, dropped: Tensor) -> Rows:
+        pairs = zip(self.blocks, self._split(dropped))
+        blocks = tuple(block.masked_fill(gone[None, :, None], 0) for block, gone in pairs)
+        return Rows(blocks, zero_rows(self.squared_norms, dropped), self.restore)
+
+    def _split(self, column: Tensor) -> tuple[Tensor, ...]:
+        split: tuple[Tensor, ...] = column.split([block.shape[1] for block in self.blocks])
+        return split
+
+
+def chunks(batch_size: int, numbers_per_example: int) -> Iterator[slice]:
+    """The batch in runs of examples of about CHUNK numbers."""
+    step = max(1, CHUNK // max(1, numbers_per_example))
+    return (slice(start, min(start + step, batch_size)) for start in range(0, batch_size, step))
+
+
+CHUNK = 2**20
+"""What is worked on at a time stays in cache."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +134,16 @@ class Stored:
 
     @property
     def squared_norms(self) -> dict[str, Tensor]:
-        return {k: squared_row_norms(r.values) for k, r in self.rows.items()}
+        return {k: r.squared_norms for k, r in self.rows.items()}
 
     def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {k: r.restore(scales[k].to(r.values.dtype) @ r.values) for k, r in self.rows.items()}
+        return {k: r.weighted_sum(scales[k]) for k, r in self.rows.items()}
 
     def per_example(self) -> dict[str, Tensor]:
-        return {k: r.restore(r.values) for k, r in self.rows.items()}
+        return {k: r.all() for k, r in self.rows.items()}
 
     def without(self, dropped: Tensor) -> Stored:
-        return Stored({k: Rows(zero_rows(r.values, dropped), r.restore) for k, r in self.rows.items()})
+        return Stored({k: r.without(dropped) for k, r in self.rows.items()})
 
 
 @dataclass(frozen=True)
@@ -156,20 +195,6 @@ BLOCK = 2048
 def zero_rows(tensor: Tensor, dropped: Tensor) -> Tensor:
     """A copy with the dropped examples exactly zero (a product with 0 would keep NaN and infinity)."""
     return tensor.masked_fill(dropped.view(-1, *[1] * (tensor.dim() - 1)), 0)
-
-
-def prefer_gram(*, positions: int, inputs: int, outputs: int, weights: int, batch_size: int) -> bool:
-    """Whether norms by Gram matrices of the positions beat forming the per-example weight gradients.
-
-    Gram: about positions² x (inputs + outputs) work, and x, g are kept. Forming: batch x weights numbers are written,
-    read for the norm and read again for the sum. The constants were fitted on CPU; the second line bounds memory.
-    """
-    cheap = positions**2 * (inputs + outputs + 300) < 30 * weights
-    return cheap or batch_size * weights > MOST_STORED
-
-
-MOST_STORED = 2**27
-"""Per-example gradients of one layer are formed only up to this many numbers."""
 
 
 def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> Tensor:

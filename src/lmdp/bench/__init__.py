@@ -1,0 +1,5 @@
+"""Speed and memory of one private step against non-private SGD and other libraries, in one run."""
+
+from lmdp.bench.run import main, run
+
+__all__ = ["main", "run"]

@@ -1,0 +1,121 @@
+"""Who is measured: each contender makes one training step out of a model and a batch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+import lmdp
+
+Step = Callable[[], None]
+Contender = Callable[[nn.Module, Tensor, Tensor], Step]
+SGD = "non-private SGD"
+NOISE, CLIP = 1.0, 1.0
+
+
+def contenders() -> tuple[dict[str, Contender], list[str]]:
+    """All that can run here, by name, and a sentence for each that cannot."""
+    found: dict[str, Contender] = {SGD: sgd}
+    found |= {f"lmdp {method}": private(method) for method in ("dpsgd", "autos", "psac")}
+    found |= {f"lmdp lm, {source}": private("lm", source) for source in ("private", "public", "fixed", "batch")}
+    found |= {f"lmdp lm-optimal, {source}": private("lm-optimal", source) for source in ("public", "batch")}
+    found["naive torch.func lm"] = naive
+    if importlib.util.find_spec("opacus") is None:
+        return found, ["opacus is not installed (pip install 'lmdp[peers]'): its rows are missing"]
+    found |= {f"opacus {mode}": opacus(mode) for mode in ("hooks", "ghost", "functorch", "per-layer")}
+    return found, []
+
+
+def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    return _loop(model, _optimizer(model), x, y)
+
+
+def private(method: str, weights: str = "private") -> Contender:
+    def make(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+        optimizer = _optimizer(model)
+        lmdp.PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+            noise_multiplier=NOISE,
+            max_grad_norm=CLIP,
+            method=method,
+            weights=weights,
+            public_data=(x.flip(0), y.flip(0)) if weights == "public" else None,
+            poisson_sampling=False,
+        )
+        return _loop(model, optimizer, x, y)
+
+    return make
+
+
+def opacus(mode: str) -> Contender:
+    def make(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+        from opacus import PrivacyEngine
+
+        per_layer = mode == "per-layer"
+        made: Any = PrivacyEngine().make_private(
+            module=model,
+            optimizer=_optimizer(model),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+            noise_multiplier=NOISE,
+            max_grad_norm=[CLIP] * len(list(model.parameters())) if per_layer else CLIP,
+            clipping="per_layer" if per_layer else "flat",
+            grad_sample_mode="hooks" if per_layer else mode,
+            poisson_sampling=False,
+            criterion=nn.CrossEntropyLoss(),
+        )
+        criterion = made[2] if mode == "ghost" else F.cross_entropy
+        return _loop(made[0], made[1], x, y, criterion)
+
+    return make
+
+
+def naive(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """LM-DP-SGD as one would write it down: all per-example gradients by `torch.func`, equal layer weights."""
+    layers = lmdp.LayerMap.of(model)
+    parameters = dict(model.named_parameters())
+    optimizer = _optimizer(model)
+
+    def loss(values: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
+        output = functional_call(model, values, (example.unsqueeze(0),))
+        return F.cross_entropy(output, target.unsqueeze(0))
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        found = gradients({name: p.detach() for name, p in parameters.items()}, x, y)
+        squares = torch.zeros(len(x), len(layers))
+        for name, rows in found.items():
+            squares[:, layers.index[name]] += rows.flatten(1).square().sum(1)
+        norms = squares.sqrt()
+        clipped = squares.sum(1, keepdim=True).sqrt().clamp(max=CLIP)
+        scales = clipped / norms.clamp(min=1e-12) / len(layers) ** 0.5
+        for name, rows in found.items():
+            total = torch.tensordot(scales[:, layers.index[name]], rows, dims=1)
+            parameters[name].grad = (total + NOISE * CLIP * torch.randn_like(total)) / len(x)
+        optimizer.step()
+
+    return step
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def _loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, criterion: Any = F.cross_entropy
+) -> Step:
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    return step
