@@ -194,6 +194,11 @@ def test_commands_that_are_not_built_do_not_pretend(capsys: pytest.CaptureFixtur
     assert "not available yet" in capsys.readouterr().err
 
 
+def test_bench_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--models", "scnn", "--steps", "2", "--only", "dpsgd", "--no-memory", "--quiet"]) == 0
+    assert "lmdp dpsgd" in capsys.readouterr().out
+
+
 def test_help_is_quick_and_needs_no_torch() -> None:
     code = "import sys; from lmdp.cli import parser; parser().format_help(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -274,6 +279,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "audit of an unfinished run": (["audit", "taken"], "unfinished"),
     "embeddings without members": (["audit", "good.npz"], "'member' and 'nonmember'"),
     "embeddings that are none": (["audit", "junk.bin"], "junk.bin"),
+    "bench of nothing known": (["bench", "--models", "alexnet"], "alexnet"),
+    "bench of one step": (["bench", "--steps", "1"], "steps is 1"),
     "unknown methods": (["compare", "--recipe", "demo", "--methods", "lm,magic", "--out", "x"], "magic"),
     "no methods": (["compare", "--recipe", "demo", "--methods", ",", "--out", "x"], "--methods is ','"),
 }

@@ -32,7 +32,7 @@ MAY_IMPORT = {
         "runs",
         "training",
     },
-    "cli": {"accounting", "config", "pipeline", "progress", "report"},
+    "cli": {"accounting", "bench", "config", "pipeline", "progress", "report"},
     "__main__": {"cli"},
     "accounting": set(),
     "data": set(),

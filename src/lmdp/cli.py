@@ -118,9 +118,12 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", type=Path)
 
     bench = _command(commands, "bench", _bench, "speed and memory against non-private SGD and Opacus, in one run")
-    bench.add_argument("--models", help="comma-separated (default: all)")
-    bench.add_argument("--repeats", type=int, default=9, help="steps timed per contender (default: %(default)s)")
-    bench.add_argument("--out", type=Path, help="folder for the JSON and the plot")
+    bench.add_argument("--models", help="comma-separated, of scnn, dcnn, resnet18, vgg16, transformer (default: all)")
+    bench.add_argument("--steps", type=int, default=9, help="steps timed of every contender (default: %(default)s)")
+    bench.add_argument("--only", default="", help="comma-separated parts of contenders' names")
+    bench.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process each")
+    bench.add_argument("--channels-last", action="store_true", help="time in channels_last, SGD too")
+    bench.add_argument("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg")
     return top
 
 
@@ -252,8 +255,21 @@ def _reproduce(arguments: argparse.Namespace, show: Show) -> NoReturn:
     raise NotAvailable("lmdp reproduce is not available yet. lmdp compare trains and audits the methods of a recipe.")
 
 
-def _bench(arguments: argparse.Namespace, show: Show) -> NoReturn:
-    raise NotAvailable("lmdp bench is not available yet. In a source checkout, make bench measures step times.")
+def _bench(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    from lmdp import bench
+
+    chosen = {"models": arguments.models.split(",")} if arguments.models else {}
+    found = bench.run(
+        **chosen,
+        steps=arguments.steps,
+        only=[part for part in arguments.only.split(",") if part],
+        memory=not arguments.no_memory,
+        channels_last=arguments.channels_last,
+        out=arguments.out,
+        say=show.say,
+    )
+    where = "" if arguments.out is None else f"\nwritten to {arguments.out}"
+    return {"text": f"{bench.table(found)}{where}", "json": found}
 
 
 def _methods(text: str) -> list[str]:

@@ -99,8 +99,8 @@ def train(
         job = training.prepare(config, model, source.train, risk=risk, public=_public(config, source, show))
         if config.method != "sgd" and config.delta * len(source.train) >= 1:
             show.say(
-                f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: a promise with such a delta "
-                "allows to publish somebody's data whole. Choose a smaller one."
+                f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: such a promise allows to "
+                "publish somebody's data whole. Choose a smaller delta."
             )
         folder.begin(config)
         if risk is not None:

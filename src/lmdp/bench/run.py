@@ -76,6 +76,22 @@ def run(
     return found
 
 
+def table(found: dict[str, Any]) -> str:
+    """Ratios to non-private SGD: time, and peak memory above baseline where it was measured."""
+    names = list(dict.fromkeys(name for model in found["models"].values() for name in model["rows"]))
+    lines = [f"{'ratio to ' + SGD + ': time (memory)':34}" + "".join(f"{name:>16}" for name in found["models"])]
+    for name in names:
+        cells = [_cell(model["rows"].get(name)) for model in found["models"].values()]
+        lines.append(f"{name:34}" + "".join(f"{cell:>16}" for cell in cells))
+    return "\n".join([*lines, *found["missing"]])
+
+
+def _cell(row: dict[str, float | None] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['time']:.2f}" + ("" if row["memory"] is None else f" ({row['memory']:.2f})")
+
+
 def _rows(seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> dict[str, dict[str, float | None]]:
     base, base_peak = statistics.median(seconds[SGD]), peaks.get(SGD)
     rows: dict[str, dict[str, float | None]] = {}
