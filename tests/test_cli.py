@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_is_continued_to_its_end_and_counts_every_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from lmdp import training
 
@@ -153,6 +153,7 @@ def test_an_interrupted_run_is_continued_to_its_end_and_counts_every_step(
 
     monkeypatch.setattr(training, "_evaluation_due", interrupting)
     assert cli.main(train) == 130
+    assert capsys.readouterr().err.strip().endswith(f"--data {private} --out run --quiet --resume")
     assert cli.main(["train", "--out", "run", "--resume", "--quiet"]) == 0
     assert calls == list(range(1, 9))
     assert json.loads(Path("run/privacy.json").read_text())["steps"] == 8

