@@ -27,8 +27,8 @@ test-all: $(INSTALLED)  ## the same, and the slow tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto -q
 
-bench: $(INSTALLED)  ## one private step against non-private SGD and Opacus, interleaved in one process
-	$(BIN)/python benchmarks/step_time.py
+bench: $(INSTALLED)  ## time and memory of a private step against non-private SGD and Opacus
+	$(BIN)/python benchmarks/step_time.py --out bench
 
 fmt: $(INSTALLED)
 	$(BIN)/ruff format .

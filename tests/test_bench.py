@@ -25,7 +25,7 @@ def test_the_bench_times_all_contenders_and_writes_json_and_a_plot(tmp_path: Pat
     found = run(models=["scnn"], steps=2, memory=False, out=tmp_path, say=lines.append)
     rows = found["models"]["scnn"]["rows"]
     assert rows["non-private SGD"]["time"] == pytest.approx(1.0)
-    ours = ("dpsgd", "autos", "psac", "lm, private", "lm, public", "lm, fixed", "lm, batch", "lm-optimal, public")
+    ours = ("dpsgd", "autos", "psac", "lm (private)", "lm (public)", "lm (fixed)", "lm (batch)", "lm-optimal (public)")
     assert {f"lmdp {name}" for name in ours} <= set(rows)
     assert "naive torch.func lm" in rows
     assert found["models"]["scnn"]["error"] < 1e-5

@@ -24,8 +24,8 @@ def contenders() -> tuple[dict[str, Contender], list[str]]:
     """All that can run here, by name, and a sentence for each that cannot."""
     found: dict[str, Contender] = {SGD: sgd}
     found |= {f"lmdp {method}": private(method) for method in ("dpsgd", "autos", "psac")}
-    found |= {f"lmdp lm, {source}": private("lm", source) for source in ("private", "public", "fixed", "batch")}
-    found |= {f"lmdp lm-optimal, {source}": private("lm-optimal", source) for source in ("public", "batch")}
+    found |= {f"lmdp lm ({source})": private("lm", source) for source in ("private", "public", "fixed", "batch")}
+    found |= {f"lmdp lm-optimal ({source})": private("lm-optimal", source) for source in ("public", "batch")}
     found["naive torch.func lm"] = naive
     if importlib.util.find_spec("opacus") is None:
         return found, ["opacus is not installed (pip install 'lmdp[peers]'): its rows are missing"]

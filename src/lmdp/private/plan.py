@@ -14,7 +14,10 @@ NORMS = (norm.layer_norm, norm.rms_norm, norm.group_norm, norm.instance_norm)
 
 @dataclass(frozen=True)
 class PlannedModule:
-    """One module of the plan. `kept_bytes` stay in memory between backward and step, where the rule has a choice."""
+    """One module of the plan. `kept_bytes` per example stay in memory between backward and step, where there is a choice.
+
+    Per example, because the size of a Poisson batch is private.
+    """
 
     name: str
     kind: str
@@ -34,17 +37,19 @@ class PrivatePlan:
     def __str__(self) -> str:
         width = max((len(m.name) for m in self.modules), default=0)
         lines = [
-            f"{m.name:{width}s}  {m.kind:12s}  {m.rule:12s}  {_megabytes(m.kept_bytes):>9s}  {m.reason}"
+            f"{m.name:{width}s}  {m.kind:12s}  {m.rule:12s}  {_kilobytes(m.kept_bytes):>9s}  {m.reason}"
             for m in self.modules
         ]
-        budget = "no memory budget" if self.memory_budget is None else f"budget {_megabytes(self.memory_budget)}"
-        return "\n".join([*lines, f"kept between backward and step: {_megabytes(self.kept_bytes)} ({budget})"])
+        budget = "no memory budget" if self.memory_budget is None else f"budget {self.memory_budget / 2**20:.1f} MB"
+        kept = f"kept between backward and step: {_kilobytes(self.kept_bytes)} an example ({budget})"
+        return "\n".join([*lines, kept])
 
 
 def describe(tape: Tape) -> PrivatePlan:
     """The plan as of the last backward pass."""
     plan = tape.plan
-    return PrivatePlan(tuple(_module(o, tape, plan) for o in tape.owners), plan.memory_budget, plan.kept)
+    modules = tuple(_module(o, tape, plan) for o in tape.owners)
+    return PrivatePlan(modules, plan.memory_budget, sum(m.kept_bytes or 0 for m in modules))
 
 
 def _module(owner: Owner, tape: Tape, plan: Plan) -> PlannedModule:
@@ -53,7 +58,8 @@ def _module(owner: Owner, tape: Tape, plan: Plan) -> PlannedModule:
     if owner in tape.repeated:
         rule, reason = "formed", "used more than once: the gradients of all uses are added"
     elif entry is not None:
-        rule, reason, kept = "gram" if entry.gram else "formed", entry.reason, entry.sizes.kept(entry.gram)
+        rule, reason = "gram" if entry.gram else "formed", entry.reason
+        kept = entry.sizes.kept(entry.gram) // entry.sizes.batch_size
     elif owner.rule is generic.piece:
         rule, reason = "generic", "no exact rule for this module: each example is run again by torch.func"
     elif owner.rule in NORMS:
@@ -72,5 +78,5 @@ def _module(owner: Owner, tape: Tape, plan: Plan) -> PlannedModule:
     return PlannedModule(owner.name, type(owner.module).__name__, rule, reason, kept)
 
 
-def _megabytes(count: int | None) -> str:
-    return "" if count is None else f"{count / 2**20:.1f} MB"
+def _kilobytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**10:.1f} kB"

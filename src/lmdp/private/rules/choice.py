@@ -109,14 +109,17 @@ class Plan:
                 break
             entry.gram = not entry.gram
             more = 100 * _extra_work(entry.sizes) / max(1, _total_work(entry.sizes))
-            saved = (entry.sizes.kept(not entry.gram) - entry.sizes.kept(entry.gram)) / 2**20
-            entry.reason = f"memory budget: saves {saved:.1f} MB for about {more:.0f} % more work in this layer"
+            saved = (entry.sizes.kept(not entry.gram) - entry.sizes.kept(entry.gram)) / 2**10 / batch_size
+            entry.reason = (
+                f"memory budget: saves {saved:.1f} kB an example for about {more:.0f} % more work in this layer"
+            )
         self._settled_for = batch_size
         if self.kept > self.memory_budget and not self._warned:
             self._warned = True
+            # Without numbers of the batch: its size is private.
             warnings.warn(
-                f"memory_budget is {self.memory_budget} bytes, but the leanest rules keep {self.kept} for a batch of "
-                f"{batch_size}. Set max_physical_batch_size to split batches.",
+                f"memory_budget is {self.memory_budget} bytes, and the leanest rules keep more for a batch of this size. "
+                "Set max_physical_batch_size to split batches.",
                 stacklevel=2,
             )
 
@@ -129,7 +132,7 @@ class Plan:
 def _cheaper(sizes: Sizes) -> Entry:
     gram, work = by_cost(sizes), (sizes.gram_work / 1e6, sizes.formed_work / 1e6)
     if gram and work[0] >= work[1]:
-        return Entry(sizes, gram, f"{sizes.batch_size} x {sizes.weights} per-example weights are too many to keep")
+        return Entry(sizes, gram, f"{sizes.weights} weights for every example of a batch are too many to keep")
     sign = "<" if gram else ">="
     return Entry(sizes, gram, f"T = {sizes.positions}: Gram {work[0]:.3g}M {sign} forming {work[1]:.3g}M per example")
 
