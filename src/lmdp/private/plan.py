@@ -14,9 +14,9 @@ NORMS = (norm.layer_norm, norm.rms_norm, norm.group_norm, norm.instance_norm)
 
 @dataclass(frozen=True)
 class PlannedModule:
-    """One module of the plan. `kept_bytes` per example stay in memory between backward and step, where there is a choice.
+    """One module of the plan. `kept_bytes` stay in memory between backward and step, where there is a choice.
 
-    Per example, because the size of a Poisson batch is private.
+    They are those of one example, because the size of a Poisson batch is private.
     """
 
     name: str

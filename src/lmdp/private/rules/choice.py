@@ -118,8 +118,8 @@ class Plan:
             self._warned = True
             # Without numbers of the batch: its size is private.
             warnings.warn(
-                f"memory_budget is {self.memory_budget} bytes, and the leanest rules keep more for a batch of this size. "
-                "Set max_physical_batch_size to split batches.",
+                f"memory_budget is {self.memory_budget} bytes, and the leanest rules keep more for a batch of this "
+                "size. Set max_physical_batch_size to split batches.",
                 stacklevel=2,
             )
 
