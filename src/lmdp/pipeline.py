@@ -20,7 +20,7 @@ from lmdp.config import Config
 from lmdp.data import Images, Source, load
 from lmdp.fields import read_object
 from lmdp.layers import LayerMap
-from lmdp.models import build
+from lmdp.models import MODELS, build
 from lmdp.progress import Show
 from lmdp.report import Story, Trained, figures, render
 from lmdp.risk import RiskProfile, estimate_risk
@@ -134,9 +134,8 @@ def audit(
         inside = _examples(members, source.train, source, show)
         outside = _examples(nonmembers, source.test, source, show)
         with show.bar(f"audit {config.method}", 1.0):
-            report = audit_model(
-                model, inside.tensors(), outside.tensors(), seed=config.seed or 0, progress=show.say, part=show.part
-            )
+            both = [(training.laid_out(inputs, model), y) for inputs, y in (inside.tensors(), outside.tensors())]
+            report = audit_model(model, *both, seed=config.seed or 0, progress=show.say, part=show.part)
         write_json(folder / "audit.json", report.to_dict())
         risk = RiskProfile.load(folder / "risk.json") if (folder / "risk.json").exists() else None
         write_report(folder, story([folder], command, risk))
@@ -244,6 +243,8 @@ def fresh_model(config: Config, source: Source) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed or 0)
         model = build(config.model, source.train.shape, len(source.classes))
+    if config.model in MODELS:  # a user's own may rely on the layout, in view() for example
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     LayerMap.of(model)  # refuses a model without trainable layers before anything long begins
     return model
 

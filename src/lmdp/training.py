@@ -58,7 +58,7 @@ class Job:
     def step(self, inputs: Tensor, labels: Tensor) -> None:
         self.model.train()
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(laid_out(inputs)), labels).backward()
+        F.cross_entropy(self.model(laid_out(inputs, self.model)), labels).backward()
         self.optimizer.step()
         self._plain_steps += 1
 
@@ -99,8 +99,6 @@ class Job:
 def prepare(config: Config, model: nn.Module, private: Dataset[Any], *, risk: Any, public: Any) -> Job:
     """Model, optimizer and loader for the configured method; the noise is calibrated here."""
     size = len(private)  # type: ignore[arg-type]
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch = max(1, round(config.sample_rate * size))
     rate = config.sgd_learning_rate if config.method == "sgd" else config.learning_rate
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum)
@@ -162,14 +160,16 @@ def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     model.eval()
     with torch.no_grad():
         parts = zip(inputs.split(500), labels.split(500))
-        right = sum(int((model(laid_out(x)).argmax(1) == y).sum()) for x, y in parts)
+        right = sum(int((model(laid_out(x, model)).argmax(1) == y).sum()) for x, y in parts)
     model.train(was_training)
     return right / len(labels)
 
 
-def laid_out(inputs: Tensor) -> Tensor:
-    """Images with their channels last in memory: poolings and convolutions are up to twice as fast that way."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+def laid_out(inputs: Tensor, model: nn.Module) -> Tensor:
+    """Images in the memory format of the model: poolings and convolutions can be twice as fast with channels last."""
+    weights = (module.weight for module in model.modules() if isinstance(module, nn.Conv2d))
+    last = any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)
+    return inputs.contiguous(memory_format=torch.channels_last) if last and inputs.dim() == 4 else inputs
 
 
 def _steps(job: Job) -> Iterator[int]:
