@@ -10,9 +10,19 @@ import types
 from typing import Any
 
 from lmdp.audit.instrument import audit, audit_embeddings
+from lmdp.audit.neighbours import Finding, NeighbourReport, check_neighbours
 from lmdp.audit.results import AuditReport, Leak, Peak
 
-__all__ = ["AuditReport", "Leak", "Peak", "audit", "audit_embeddings"]
+__all__ = [
+    "AuditReport",
+    "Finding",
+    "Leak",
+    "NeighbourReport",
+    "Peak",
+    "audit",
+    "audit_embeddings",
+    "check_neighbours",
+]
 
 
 class _Callable(types.ModuleType):
