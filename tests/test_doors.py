@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "data": set(),
     "models": set(),
     "private": {"layers", "data", "accounting"},
-    "audit": {"layers", "report", "fields"},
+    "audit": {"accounting", "data", "layers", "private", "report", "fields"},
     "risk": {"layers", "audit", "fields"},
     "report": {"audit", "risk"},
     "bench": {"models"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmdp.accounting import PrivacyStatement
-    from lmdp.audit import AuditReport, audit, audit_embeddings
+    from lmdp.audit import AuditReport, EpsilonBound, audit, audit_embeddings, audit_epsilon
     from lmdp.layers import Layer, LayerMap
     from lmdp.private import PrivacyEngine, make_compatible
     from lmdp.risk import RiskProfile, estimate_risk
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AuditReport",
+    "EpsilonBound",
     "Layer",
     "LayerMap",
     "PrivacyEngine",
@@ -27,18 +28,21 @@ __all__ = [
     "RiskProfile",
     "audit",
     "audit_embeddings",
+    "audit_epsilon",
     "estimate_risk",
     "make_compatible",
 ]
 
 _ROOM_OF = {
     "AuditReport": "lmdp.audit",
+    "EpsilonBound": "lmdp.audit",
     "Layer": "lmdp.layers",
     "LayerMap": "lmdp.layers",
     "PrivacyEngine": "lmdp.private",
     "PrivacyStatement": "lmdp.accounting",
     "RiskProfile": "lmdp.risk",
     "audit_embeddings": "lmdp.audit",
+    "audit_epsilon": "lmdp.audit",
     "estimate_risk": "lmdp.risk",
     "make_compatible": "lmdp.private",
 }

@@ -9,10 +9,23 @@ import sys
 import types
 from typing import Any
 
+from lmdp.audit.epsilon import EpsilonBound, audit_epsilon
 from lmdp.audit.instrument import audit, audit_embeddings
+from lmdp.audit.neighbours import Finding, NeighbourReport, check_neighbours
 from lmdp.audit.results import AuditReport, Leak, Peak
 
-__all__ = ["AuditReport", "Leak", "Peak", "audit", "audit_embeddings"]
+__all__ = [
+    "AuditReport",
+    "EpsilonBound",
+    "Finding",
+    "Leak",
+    "NeighbourReport",
+    "Peak",
+    "audit",
+    "audit_embeddings",
+    "audit_epsilon",
+    "check_neighbours",
+]
 
 
 class _Callable(types.ModuleType):

@@ -83,6 +83,7 @@ class PrivacyEngine:
         memory_budget: int | None = None,
         generic: Iterable[str] = (),
         allow_unused: bool = False,
+        check_mixing: bool = True,
         diagnostics: bool = False,
         seed: int | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
@@ -105,6 +106,7 @@ class PrivacyEngine:
                          their lean rule, slower and as exact, until the sum fits; `engine.plan()` says what that costs
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
+        check_mixing     look once, in the first step, whether examples meet in the model or the loss, and refuse if so
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """
@@ -133,7 +135,7 @@ class PrivacyEngine:
         optimal = method == "lm-optimal"
         risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
 
-        tape = Tape(module, layers, generic_modules=generic, memory_budget=memory_budget)
+        tape = Tape(module, layers, generic_modules=generic, memory_budget=memory_budget, check_mixing=check_mixing)
         try:
             probe = PublicProbe(tape, public_data, criterion, method_clipping, optimal) if weights == "public" else None
             source = _source(weights, risk_factors, optimal, probe, public_every, weight_budget)

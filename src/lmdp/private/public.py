@@ -37,7 +37,7 @@ class PublicProbe:
 
     def __call__(self) -> BatchView:
         inputs, targets = next(self._batches)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._tape.unjudged():
             loss = self._criterion(self._tape.model(inputs), targets)
             loss.backward()
         found = measure(self._tape.take(), self._tape, mean_loss=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from lmdp.layers import LayerMap, is_opaque, owned_parameters
 from lmdp.private import taps
 from lmdp.private.gradients import Gradients, Part
+from lmdp.private.mixing import MixingProbe
 from lmdp.private.rules import Piece, Use, generic, rule_for
 from lmdp.private.rules.choice import Plan
 from lmdp.private.taps import Call, Owner, RootCall
@@ -35,6 +37,7 @@ class Tape:
         *,
         generic_modules: Iterable[str] = (),
         memory_budget: int | None = None,
+        check_mixing: bool = False,
     ) -> None:
         self.model = model
         self.layers = layers
@@ -56,6 +59,7 @@ class Tape:
         self.reset()
         _keep_freed_memory()
         self._attach()
+        self.mixing = MixingProbe(model) if check_mixing else None
         weakref.finalize(self, _remove, self._handles)
 
     # -- attaching ---------------------------------------------------------------------------------------------------
@@ -80,6 +84,8 @@ class Tape:
         taps.ROOTS.pop(self.model, None)
         for module in self.model.modules():
             taps.EVAL_ONLY.pop(module, None)
+        if self.mixing is not None:
+            self.mixing.close()
         self.reset()
 
     @staticmethod
@@ -221,6 +227,15 @@ class Tape:
 
     def note_call(self, owner: Owner) -> None:
         self._calls[owner] += 1
+
+    @contextmanager
+    def unjudged(self) -> Iterator[None]:
+        """A pass that is not the user's own: whether examples meet is asked of theirs."""
+        mixing, self.mixing = self.mixing, None
+        try:
+            yield
+        finally:
+            self.mixing = mixing
 
     @property
     def listening(self) -> bool:

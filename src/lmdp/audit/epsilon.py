@@ -1,0 +1,232 @@
+"""How much epsilon a training really spends, at least: canaries are put in or left out, and an observer guesses which.
+
+    repeated   one canary, many runs: a threshold on its score is chosen on one half of the runs and tested on the other
+    one-run    many canaries, each in with probability 1/2, and a single run: guesses about the most telling ones
+
+A lower bound above the claimed epsilon refutes the claim. One below it proves nothing: another canary may show more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmdp.accounting import AccountantName, PrivacyStatement
+from lmdp.audit.bounds import from_guesses, from_rates
+from lmdp.audit.canaries import lower_loss
+from lmdp.audit.stage import StagedEngine, Train, as_dataset, same_randomness, with_places
+
+Method = Literal["repeated", "one-run"]
+Score = Callable[[Any, Any], float]
+"""score(what `train` returned, canary): higher where the canary seems to have been in."""
+Progress = Callable[[int, int], None]
+"""Called with the number of runs done and to do."""
+
+MEANING = "a lower bound at or below the claimed epsilon is not a proof of the claim: other canaries may show more"
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """At least this much epsilon, with this confidence, beside what is claimed."""
+
+    claimed: float
+    lower: float
+    delta: float
+    confidence: float
+    method: Method
+    canary: str
+    canaries: int
+    runs: int
+    training: str
+    accountant: str
+    details: Mapping[str, float] = field(default_factory=dict)
+    meaning: str = MEANING
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.lower > self.claimed
+
+    @property
+    def verdict(self) -> str:
+        shown = (
+            f"{self.training}, canary '{self.canary}': epsilon ≥ {self.lower:.3g} ({self.confidence:.0%} confidence)"
+        )
+        if self.exceeded:
+            return f"{shown}, above the claimed {self.claimed:.3g}. The claim does not hold."
+        return f"{shown}; {self.claimed:.3g} is claimed. That is no contradiction, and no proof of the claim."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
+        values = asdict(self) | {"exceeded": self.exceeded, "verdict": self.verdict, "details": dict(self.details)}
+        return {k: "inf" if v == math.inf else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> EpsilonBound:
+        """What `to_dict` made, read back; the verdict follows from the numbers and cannot be set."""
+        names = cls.__dataclass_fields__
+        if missing := sorted(name for name in names if name not in content):
+            raise ValueError(f"the epsilon bound lacks {missing}")
+        values: dict[str, Any] = {name: math.inf if content[name] == "inf" else content[name] for name in names}
+        return cls(**values)
+
+    def __str__(self) -> str:
+        return self.verdict
+
+
+def audit_epsilon(
+    train: Train,
+    dataset: Any,
+    canaries: Sequence[Any],
+    *,
+    delta: float,
+    method: Method | None = None,
+    runs: int = 1000,
+    guesses: int | None = None,
+    score: Score | None = None,
+    confidence: float = 0.95,
+    canary: str = "",
+    seed: int = 0,
+    accountant: AccountantName = "rdp",
+    progress: Progress | None = None,
+) -> EpsilonBound:
+    """Put canaries into a training, or leave them out, and bound its epsilon from below by how well that is guessed.
+
+    train       train(engine, dataset): builds everything, calls engine.make_private, runs the loop and returns what the
+                observer sees: the model, or as much as you like (a stronger observer gives a tighter bound)
+    canaries    examples of the dataset's form. One is audited by repeated runs, several in one run
+    delta       the delta of the claim; the claimed epsilon is the engine's own
+    runs        for "repeated": how many trainings, half of them with the canary
+    guesses     for "one-run": how many canaries are guessed about, half as in and half as out; a quarter unless given.
+                Decide before you look
+    score       score(returned, canary), higher where the canary was in; minus the model's cross entropy unless given
+    """
+    method = method or ("repeated" if len(canaries) == 1 else "one-run")
+    _check(method, canaries, delta, runs, guesses, confidence)
+    game = _Game(train, as_dataset(dataset), list(canaries), score or lower_loss(), seed, accountant)
+    if method == "repeated":
+        lower, details = _repeated(game, runs, delta, confidence, progress)
+    else:
+        lower, details = _one_run(game, guesses or 2 * max(1, len(canaries) // 8), delta, confidence)
+    statement = game.statement(delta)
+    return EpsilonBound(
+        claimed=statement.epsilon,
+        lower=lower,
+        delta=delta,
+        confidence=confidence,
+        method=method,
+        canary=canary or ("canary" if len(canaries) == 1 else "canaries"),
+        canaries=len(canaries),
+        runs=runs if method == "repeated" else 1,
+        training=_named(statement),
+        accountant=accountant,
+        details=details,
+    )
+
+
+@dataclass
+class _Game:
+    """Plays one round: a training with some canaries in and the others out."""
+
+    train: Train
+    dataset: Any
+    canaries: list[Any]
+    score: Score
+    seed: int
+    accountant: AccountantName
+    _engine: StagedEngine | None = None
+
+    def play(self, present: Sequence[bool], number: int) -> list[float]:
+        """The score of every canary after one training, with randomness that no other round shares."""
+        size, seed = len(self.dataset), self.seed * 10_000_019 + number
+        here = torch.tensor([True] * size + list(present))
+        engine = StagedEngine(seed, lambda drawn: drawn[here[drawn]], self.accountant)
+        with same_randomness(seed):
+            seen = self.train(engine, with_places(self.dataset, self.canaries, present))
+        if not engine.attached:
+            raise ValueError("train() never called engine.make_private on the engine that it was given")
+        self._engine = self._engine or engine
+        return [float(self.score(seen, canary)) for canary in self.canaries]
+
+    def statement(self, delta: float) -> PrivacyStatement:
+        assert self._engine is not None
+        return self._engine.privacy_statement(delta)
+
+
+def _repeated(
+    game: _Game, runs: int, delta: float, confidence: float, progress: Progress | None
+) -> tuple[float, dict[str, float]]:
+    scores = np.empty(runs)
+    present = np.arange(runs) % 2 == 0
+    for run in range(runs):
+        scores[run] = game.play([bool(present[run])], run)[0]
+        if progress is not None:
+            progress(run + 1, runs)
+    scores = np.nan_to_num(scores, nan=-np.inf)
+    for_choice = np.arange(runs) < runs // 2
+    threshold = _best_threshold(scores[for_choice], present[for_choice], delta, confidence)
+    errors = _errors(scores[~for_choice], present[~for_choice], threshold)
+    lower = from_rates(**errors, delta=delta, confidence=confidence)
+    return lower, {"threshold": threshold, **errors}
+
+
+def _best_threshold(scores: NDArray[np.float64], present: NDArray[np.bool_], delta: float, confidence: float) -> float:
+    """The threshold that would have shown the most in these runs."""
+
+    def shown(threshold: float) -> float:
+        return from_rates(**_errors(scores, present, threshold), delta=delta, confidence=confidence)
+
+    found = np.unique(scores)
+    between = np.append((found[1:] + found[:-1]) / 2, found[-1])
+    return float(max(between, key=shown))
+
+
+def _errors(scores: NDArray[np.float64], present: NDArray[np.bool_], threshold: float) -> dict[str, int]:
+    said_in = scores > threshold
+    return {
+        "false_positives": int((said_in & ~present).sum()),
+        "negatives": int((~present).sum()),
+        "false_negatives": int((~said_in & present).sum()),
+        "positives": int(present.sum()),
+    }
+
+
+def _one_run(game: _Game, guesses: int, delta: float, confidence: float) -> tuple[float, dict[str, float]]:
+    coins = torch.rand(len(game.canaries), generator=torch.Generator().manual_seed(game.seed)) < 0.5
+    present = coins.numpy()
+    scores = np.nan_to_num(np.array(game.play(present.tolist(), 0)), nan=0.0)
+    order = np.argsort(scores, kind="stable")
+    out, into = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
+    correct = int(present[into].sum() + (~present[out]).sum())
+    lower = from_guesses(canaries=len(scores), guesses=guesses, correct=correct, delta=delta, confidence=confidence)
+    return lower, {"guesses": guesses, "correct": correct, "included": int(present.sum())}
+
+
+def _check(
+    method: str, canaries: Sequence[Any], delta: float, runs: int, guesses: int | None, confidence: float
+) -> None:
+    if method not in ("repeated", "one-run"):
+        raise ValueError(f"method is {method!r}; it must be 'repeated' or 'one-run'")
+    if len(canaries) == 0:
+        raise ValueError("canaries must be a list of examples, each as the dataset gives them, with at least 1")
+    if method == "repeated" and len(canaries) != 1:
+        raise ValueError(
+            f"there are {len(canaries)} canaries; repeated runs are about 1. Use method='one-run' for more."
+        )
+    if method == "repeated" and runs < 8:
+        raise ValueError(f"runs is {runs}; repeated runs need at least 8, and hundreds to show anything")
+    if guesses is not None and not 1 <= guesses <= len(canaries):
+        raise ValueError(f"guesses is {guesses}; it must lie between 1 and the {len(canaries)} canaries")
+    if not 0 <= delta < 1 or not 0 < confidence < 1:
+        raise ValueError(f"delta is {delta} and confidence {confidence}; both must lie between 0 and 1")
+
+
+def _named(statement: PrivacyStatement) -> str:
+    source = "" if statement.weight_source == "none" else f", weights {statement.weight_source}"
+    return f"{statement.method}{source}"

@@ -1,0 +1,250 @@
+"""Examples that meet, in the model or in the loss, are refused in the first step; all else is left alone."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lmdp
+from lmdp.private import mixing
+from tests.private.test_engine import Small, data, private, train
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def centred(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output - output.mean(0), target)
+
+
+def contrastive(output: Tensor, target: Tensor) -> Tensor:
+    unit = F.normalize(output, dim=1)
+    return F.cross_entropy(unit @ unit.T, torch.arange(len(output)))
+
+
+def paired(output: Tensor, target: Tensor) -> Tensor:
+    half = len(output) // 2
+    return (output[:half] * output[half : 2 * half]).sum()
+
+
+def ranked(output: Tensor, target: Tensor) -> Tensor:
+    return (output[:, :1] - output[:, :1].T).exp().mean()
+
+
+def of_the_mean(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target).exp()
+
+
+def first_step(loss: Loss, model: nn.Module | None = None, **options: Any) -> lmdp.PrivacyEngine:
+    engine, model, optimizer, loader = private(model, data_loader=data(40, 20), **options)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    return engine
+
+
+@pytest.mark.parametrize("loss", [centred, contrastive, paired, ranked, of_the_mean])
+def test_a_loss_in_which_examples_meet_is_refused_before_anything_is_released(loss: Loss) -> None:
+    engine, model, optimizer, loader = private(data_loader=data(40, 20))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="the loss lets the examples of a batch meet"):
+        train_with(loss, model, optimizer, loader)
+    assert engine.steps == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def train_with(loss: Loss, model: nn.Module, optimizer: Any, loader: Any) -> None:
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 2.0, 3.0])}, {"ignore_index": 2}])
+def test_a_mean_that_divides_by_what_labels_decide_is_refused_with_the_remedy(options: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="reduction='sum'"):
+        first_step(functools.partial(F.cross_entropy, **options))
+    summed = functools.partial(F.cross_entropy, reduction="sum", **options)
+    assert first_step(summed, loss_reduction="sum").steps == 2
+
+
+def test_labels_that_do_not_count_are_noticed_in_a_mean() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, torch.where(target == 0, -100, target))
+
+    with pytest.raises(RuntimeError, match="a mean with ignore_index"):
+        first_step(loss)
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    return (output - F.one_hot(target, 3)).square().mean()
+
+
+def smoothed(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, label_smoothing=0.1)
+
+
+def one_against_all(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(output, F.one_hot(target, 3).float(), pos_weight=torch.ones(3) * 2)
+
+
+def linear(output: Tensor, target: Tensor) -> Tensor:
+    return output.mean()
+
+
+def hinge(output: Tensor, target: Tensor) -> Tensor:
+    return F.multi_margin_loss(output, target)
+
+
+def looped(output: Tensor, target: Tensor) -> Tensor:
+    return torch.stack([F.cross_entropy(o[None], t[None]) for o, t in zip(output, target)]).mean()
+
+
+def halved(output: Tensor, target: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize("loss", [squared, smoothed, one_against_all, linear, hinge, looped, halved, F.cross_entropy])
+def test_a_mean_of_terms_that_each_depend_on_one_example_passes(loss: Loss) -> None:
+    assert first_step(loss).steps == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
+@pytest.mark.parametrize("loss", [squared, F.cross_entropy, one_against_all])
+def test_no_example_can_make_a_sound_loss_look_mixed(loss: Loss, value: float) -> None:
+    engine, model, optimizer, _ = private(poisson_sampling=False)
+    x, y = next(iter(data(40, 20)))
+    x[3] = value
+    loss(model(x), y).backward()
+    optimizer.step()
+    assert engine.steps == 1
+
+
+class Centred(Small):
+    """Subtracts the mean of the batch, where no module of its own shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Attending(nn.Module):
+    """Attention across the batch: batch_first forgotten, in effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(torch.flatten(x, 1))
+        return self.head(F.scaled_dot_product_attention(h[None], h[None], h[None])[0])
+
+
+@pytest.mark.parametrize("make", [Centred, Attending])
+def test_a_model_in_which_examples_meet_is_refused_in_its_first_forward(make: type[nn.Module]) -> None:
+    engine, model, *_ = private(make())
+    with pytest.raises(RuntimeError, match="the model lets the examples of a batch meet"):
+        model(torch.randn(5, 1, 6, 6))
+    assert engine.steps == 0
+
+
+def test_the_look_at_the_model_uses_no_value_of_the_batch() -> None:
+    seen: list[Tensor] = []
+
+    class Watching(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(x, Tensor):
+                seen.append(x.clone())
+            return super().forward(x)
+
+    for fill in (0.0, 5.0):
+        _, model, *_ = private(Watching())
+        model(torch.full((7, 1, 6, 6), fill))
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) == 1 + 2
+    assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:]))
+    assert all(len(x) == mixing.ROWS for x in first[1:])
+
+
+def test_the_look_leaves_random_state_buffers_and_results_alone() -> None:
+    class Counting(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(F.dropout(x, 0.5))
+
+    results = []
+    for check in (True, False):
+        torch.manual_seed(1)
+        _, model, optimizer, _ = private(Counting(), check_mixing=check, poisson_sampling=False, seed=0)
+        x, y = next(iter(data(40, 20)))
+        torch.manual_seed(7)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        results.append([*(p.detach().clone() for p in model.parameters()), model.calls, torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_it_can_be_switched_off() -> None:
+    assert first_step(centred, check_mixing=False).steps == 2
+    assert first_step(F.cross_entropy, Centred(), check_mixing=False).steps == 2
+
+
+def test_it_looks_once_and_leaves_torch_as_it_was() -> None:
+    gc.collect()  # engines of other tests that never made a step
+    original = torch.autograd.backward
+    assert not hasattr(original, "__wrapped__")
+    engine, model, optimizer, loader = private()
+    assert torch.autograd.backward is not original
+    train(model, optimizer, loader)
+    assert engine._attached.tape.mixing is not None
+    assert engine._attached.tape.mixing.done
+    assert torch.autograd.backward is original
+    other, *_ = private()
+    other.detach()
+    assert torch.autograd.backward is original
+
+
+def test_models_with_several_outputs_tokens_and_inputs_that_cannot_be_made_up_pass() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            if int(x.max()) < 40:
+                raise ValueError("no such text")  # refuses made-up tokens
+            features = self.embed(x).mean(1)
+            return {"features": features, "logits": self.head(features)}
+
+    engine, model, optimizer, _ = private(Tokens(), poisson_sampling=False)
+    x, y = torch.randint(40, 50, (6, 5)), torch.randint(0, 3, (6,))
+    for _ in range(4):
+        out = model(x)
+        (F.cross_entropy(out["logits"], y) + out["features"].square().mean()).backward()
+        optimizer.step()
+    assert engine.steps == 4
+
+
+def test_a_loss_that_cannot_be_differentiated_twice_is_let_through() -> None:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g
+
+    assert first_step(lambda output, target: F.cross_entropy(Once.apply(output), target)).steps == 2
