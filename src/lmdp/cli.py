@@ -106,6 +106,8 @@ def parser() -> argparse.ArgumentParser:
         "target", metavar="DIR", type=Path, help="run folder, or an .npz of embeddings (member, nonmember)"
     )
     audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
+    audit.add_argument("--epsilon", action="store_true", help="also bound the epsilon of the training from below")
+    audit.add_argument("--runs", type=int, default=400, help="trainings per bound by repetition (default: %(default)s)")
     audit.add_argument("--nonmembers", metavar="SPEC", help="examples that were not (default: the run's test data)")
 
     compare = _command(commands, "compare", _compare, "train and audit several methods at the same epsilon")
@@ -238,6 +240,8 @@ def _audit(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
         raise FileNotFoundError(f"{arguments.target} does not exist; give a run folder or an .npz of embeddings")
     from lmdp import pipeline
 
+    if arguments.epsilon and (arguments.target.is_file() or arguments.runs < 8):
+        raise ValueError("--epsilon trains the run of a run folder again, with --runs of at least 8")
     if arguments.target.is_file():
         page = arguments.target.with_suffix(".audit.html")
         report = pipeline.audit_file(arguments.target, page)
@@ -249,8 +253,11 @@ def _audit(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
             command=arguments.command_line,
             members=arguments.members,
             nonmembers=arguments.nonmembers,
+            epsilon_runs=arguments.runs if arguments.epsilon else 0,
         )
-    return {"text": f"\n{report}\n\n{report.warning}\nreport: {page}", "json": report.to_dict()}
+    bounds = json.loads((arguments.target / "epsilon.json").read_text()) if arguments.epsilon else []
+    text = "\n".join([f"\n{report}\n", *(bound["verdict"] for bound in bounds), report.warning, f"report: {page}"])
+    return {"text": text, "json": report.to_dict() | ({"epsilon_bounds": bounds} if arguments.epsilon else {})}
 
 
 def _reproduce(arguments: argparse.Namespace, show: Show) -> NoReturn:

@@ -96,7 +96,7 @@ def train(
         if risk is None and config.risk is not None:  # a resumed run goes on with the profile it began with
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         model = fresh_model(config, source)
-        job = training.prepare(config, model, source.train, risk=risk, public=_public(config, source, show))
+        job = training.prepare(config, model, source.train, risk=risk, public=public_examples(config, source, show))
         if config.method != "sgd" and config.delta * len(source.train) >= 1:
             show.say(
                 f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: such a promise allows to "
@@ -119,8 +119,12 @@ def audit(
     members: str | None = None,
     nonmembers: str | None = None,
     source: Source | None = None,
+    epsilon_runs: int = 0,
 ) -> AuditReport:
-    """Attack every layer of a finished run: its training examples against held-out ones."""
+    """Attack every layer of a finished run: its training examples against held-out ones.
+
+    With `epsilon_runs`, also bound the epsilon of its training from below.
+    """
     folder = RunFolder(out)
     if not folder.has_run:
         raise FileNotFoundError(f"{out} is not a run folder: it has no config.toml. Make one with lmdp train.")
@@ -137,6 +141,10 @@ def audit(
             both = [(training.laid_out(inputs, model), y) for inputs, y in (inside.tensors(), outside.tensors())]
             report = audit_model(model, *both, seed=config.seed or 0, progress=show.say, part=show.part)
         write_json(folder / "audit.json", report.to_dict())
+        if epsilon_runs:
+            from lmdp.spent import bound_epsilon
+
+            bound_epsilon(folder, source, show, runs=epsilon_runs)
         risk = RiskProfile.load(folder / "risk.json") if (folder / "risk.json").exists() else None
         write_report(folder, story([folder], command, risk))
     return report
@@ -212,6 +220,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
 def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) -> Story:
     """What a report tells, read back from the folders."""
     from lmdp import __version__
+    from lmdp.spent import load_bounds
 
     config = Config.load(folders[0] / "config.toml")
     trained = tuple(_trained(folder) for folder in folders)
@@ -225,6 +234,7 @@ def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) 
         layers=layers,
         trained=trained,
         risk=risk,
+        bounds=tuple(bound for folder in folders for bound in load_bounds(folder / "epsilon.json")),
         config=config.to_dict(),
         made=datetime.date.today().isoformat(),
         version=__version__,
@@ -279,7 +289,7 @@ def _weights_for(method: str, config: Config) -> str:
     return "public" if method == "lm-optimal" and config.weights in ("private", "fixed") else config.weights
 
 
-def _public(config: Config, source: Source, show: Show) -> tuple[Tensor, Tensor] | None:
+def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor, Tensor] | None:
     """Public examples for weights = public, of the private data's shape and within its classes."""
     if config.method not in ("lm", "lm-optimal") or config.weights != "public":
         return None

@@ -96,7 +96,15 @@ class Job:
             self.engine.load_state_dict(checkpoint.engine)
 
 
-def prepare(config: Config, model: nn.Module, private: Dataset[Any], *, risk: Any, public: Any) -> Job:
+def prepare(
+    config: Config,
+    model: nn.Module,
+    private: Dataset[Any],
+    *,
+    risk: Any,
+    public: Any,
+    engine: PrivacyEngine | None = None,
+) -> Job:
     """Model, optimizer and loader for the configured method; the noise is calibrated here."""
     size = len(private)  # type: ignore[arg-type]
     batch = max(1, round(config.sample_rate * size))
@@ -109,7 +117,7 @@ def prepare(config: Config, model: nn.Module, private: Dataset[Any], *, risk: An
         generator = torch.Generator().manual_seed(config.seed or 0)
         loader = DataLoader(private, batch_size=batch, shuffle=True, generator=generator)
         return Job(config, model, optimizer, loader, None, total)
-    engine = PrivacyEngine(accountant=config.accountant)  # type: ignore[arg-type]
+    engine = engine or PrivacyEngine(accountant=config.accountant)  # type: ignore[arg-type]
     options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
@@ -153,6 +161,13 @@ def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: S
         job.engine.detach()
     save_model(folder / "model.safetensors", job.model)
     return statement
+
+
+def run_through(job: Job) -> nn.Module:
+    """Train to the end without keeping anything but the model."""
+    for _ in _steps(job):
+        pass
+    return job.model
 
 
 def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:

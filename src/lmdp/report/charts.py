@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.forest import Point, Row, forest
 from lmdp.report.lines import Dot, HeatRow, Line, heat, lines
 from lmdp.report.reading import (
@@ -192,6 +193,8 @@ def figures(story: Story) -> dict[str, str]:
     if story.risk is not None:
         charts["risk"] = risk_by_layer(story.risk)
         charts["risk-in-sample"] = in_sample_by_layer(story.risk)
+    if story.bounds:
+        charts["epsilon-bounds"] = lambda sheet: epsilon_bounds(sheet, story.bounds)
     weighted = weights(story)
     for i, (_, chart) in enumerate(weighted, 1):
         charts["weights" if len(weighted) == 1 else f"weights-{i}"] = chart

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report import charts, tables
+from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.guarantee import guarantees
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
 from lmdp.report.judgement import verdict
@@ -14,6 +15,7 @@ from lmdp.report.reading import accuracy, peak, small
 from lmdp.report.svg import Style, el, text
 
 if TYPE_CHECKING:
+    from lmdp.audit.epsilon import EpsilonBound
     from lmdp.report.charts import Audited
     from lmdp.report.roc import Limit
     from lmdp.report.story import Story, Trained
@@ -31,6 +33,7 @@ def render(story: Story) -> str:
         _table(story),
         _risk(story.risk),
         guarantees(story.trained),
+        _bounds(story.bounds),
         _making(story),
     )
 
@@ -177,6 +180,23 @@ def _risk(profile: RiskProfile | None) -> str:
         parts.append(chart(memorised, "in-sample", caption))
     parts.append(folded("The risk profile in numbers", tables.risk(profile)))
     return section("Risk profile on public data", *parts, key="risk")
+
+
+def _bounds(bounds: Sequence[EpsilonBound]) -> str:
+    if not bounds:
+        return ""
+    about = (
+        "The same method, weights and noise in small trainings whose canaries are as bad as they get, and the run's "
+        "own training with mislabelled canaries. A bound above the claim would refute it; one below it is not a proof."
+    )
+    drawn = chart(lambda sheet: epsilon_bounds(sheet, bounds), "bounds", "Epsilon, claimed and shown to be at least.")
+    return section(
+        "Lower bounds on epsilon",
+        paragraph(about),
+        drawn,
+        *(paragraph(b.verdict, "note") for b in bounds),
+        key="bounds",
+    )
 
 
 def _making(story: Story) -> str:

@@ -11,6 +11,7 @@ from lmdp.report.judgement import verdict
 from lmdp.report.page import render
 
 if TYPE_CHECKING:
+    from lmdp.audit.epsilon import EpsilonBound
     from lmdp.audit.results import AuditReport
     from lmdp.risk.profile import RiskProfile
 
@@ -43,6 +44,7 @@ class Story:
     layers: tuple[str, ...]
     trained: tuple[Trained, ...]
     risk: RiskProfile | None = None
+    bounds: tuple[EpsilonBound, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     made: str = ""
     version: str = ""
