@@ -54,6 +54,16 @@ def test_every_method_is_bounded_on_every_kind_of_model(method: str, weights: st
     assert report.passed, report
 
 
+@pytest.mark.parametrize(("method", "weights"), CERTIFIED)
+@pytest.mark.parametrize("kind", ["huge", "nan"])
+def test_every_method_is_bounded_in_single_precision(method: str, weights: str, kind: str) -> None:
+    (x, y), (extra, label) = examples(), outliers()[kind]
+    train = training(Block, method=method, weights=weights)
+    report = lmdp.audit.check_neighbours(train, (x.float(), y), (extra.float(), label))
+    assert report.passed, report
+    assert "only roughly judged in float32" in report["others' contributions"].detail
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "weights"), CERTIFIED)
 @pytest.mark.parametrize("make", [CNN, Block, resnet], ids=["cnn", "transformer", "resnet"])

@@ -78,9 +78,11 @@ def training(
     """An ordinary private training of three steps."""
 
     def train(engine: lmdp.PrivacyEngine, dataset: Any) -> Any:
-        model = make().double()
+        dtype = dataset[0][0].dtype
+        model = make().to(dtype)
         held = optimizer(model.parameters(), lr=0.1)
-        public = examples(1)
+        x, y = examples(1)
+        public = (x.to(dtype), y)
         three = engine.make_private(
             module=model,
             optimizer=held,

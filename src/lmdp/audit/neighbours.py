@@ -44,6 +44,7 @@ def check_neighbours(
     outlier    one more example, as extreme as you can think of: huge, aligned with the others, zero, NaN
     tolerance  for rounding, in units of the sensitivity: 1e-3 in float32 and 1e-6 in float64 unless given
 
+    Use a model in float64 if you can (`model.double()`): rounding in float32 hides small influences between examples.
     Dropout draws one mask for the whole batch, which cannot be shared between batches of different size: switch it off.
     A pass means that this example, in this training, was bounded as stated. It is a test and not a proof.
     """
