@@ -282,6 +282,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "embeddings that are none": (["audit", "junk.bin"], "junk.bin"),
     "bench of nothing known": (["bench", "--models", "alexnet"], "alexnet"),
     "bench of one step": (["bench", "--steps", "1"], "steps is 1"),
+    "epsilon of a file": (["audit", "good.npz", "--epsilon"], "run folder"),
+    "epsilon by few runs": (["audit", "taken", "--epsilon", "--runs", "3"], "at least 8"),
     "unknown methods": (["compare", "--recipe", "demo", "--methods", "lm,magic", "--out", "x"], "magic"),
     "no methods": (["compare", "--recipe", "demo", "--methods", ",", "--out", "x"], "--methods is ','"),
 }
@@ -371,3 +373,18 @@ def test_a_folder_under_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     make_npz(tmp_path / "good.npz")
     assert cli.main([*TRAIN, "--out", "good.npz/run"]) == 2
     assert "good.npz" in capsys.readouterr().err
+
+
+def test_the_epsilon_of_a_run_is_bounded_from_below_and_drawn(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    shutil.copytree(trained, "copy")
+    assert cli.main(["audit", "copy", "--epsilon", "--runs", "8", "--json"]) == 0
+    bounds = json.loads(capsys.readouterr().out)["epsilon_bounds"]
+    assert [bound["canary"] for bound in bounds] == ["dirac", "tipping", "mislabelled"]
+    assert all(bound["lower"] <= bound["claimed"] for bound in bounds)
+    assert abs(bounds[-1]["claimed"] - 5) < 0.2  # the run's own training, with its own epsilon
+    assert "Lower bounds on epsilon" in Path("copy/report.html").read_text()
+    assert Path("copy/figures/epsilon-bounds.svg").exists()

@@ -51,7 +51,7 @@ def test_scnn_takes_any_size_that_its_strides_leave_something_of(size: int) -> N
 
 
 def test_scnn_refuses_a_size_that_vanishes_and_resnet_an_unknown_stem() -> None:
-    with pytest.raises(ValueError, match="size is 8"):
+    with pytest.raises(ValueError, match="they are 8x8"):
         SCNN(size=8)
     with pytest.raises(ValueError, match="'tiny'"):
         ResNet18(stem="tiny")  # type: ignore[arg-type]
