@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal
 
 AccountantName = Literal["rdp", "pld"]
@@ -42,6 +43,7 @@ class Mechanism:
             raise ValueError(f"sample_rate is {self.sample_rate}; it must be above 0 and at most 1")
 
 
+@lru_cache(1024)
 def epsilon_spent(mechanism: Mechanism, *, steps: int, delta: float, accountant: AccountantName = "rdp") -> float:
     """The epsilon of `steps` repetitions of a mechanism at this delta; infinite without noise, 0 without steps."""
     _check_delta(delta)
@@ -57,6 +59,7 @@ def epsilon_spent(mechanism: Mechanism, *, steps: int, delta: float, accountant:
         return float(book.get_epsilon(delta))
 
 
+@lru_cache(1024)
 def calibrate_noise(
     *,
     target_epsilon: float,

@@ -99,12 +99,12 @@ def train(
         job = training.prepare(config, model, source.train, risk=risk, public=_public(config, source, show))
         if config.method != "sgd" and config.delta * len(source.train) >= 1:
             show.say(
-                f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: a promise with such a delta "
-                "allows to publish somebody's data whole. Choose a smaller one."
+                f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: a promise with such a "
+                "delta allows to publish somebody's data whole. Choose a smaller one."
             )
         folder.begin(config)
         if risk is not None:
-            risk.save(folder / "risk.json")
+            write_json(folder / "risk.json", risk.to_dict())
         statement = training.run(job, folder, None if source.test is None else source.test.tensors(), show)
         write_json(folder / "privacy.json", statement.to_dict())
         write_report(folder, story([folder], command, risk))
@@ -269,7 +269,7 @@ def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> Ri
     if path.exists():
         return RiskProfile.load(path)
     profile = estimate(config, source, show)
-    profile.save(path)
+    write_json(path, profile.to_dict())
     return profile
 
 

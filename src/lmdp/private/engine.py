@@ -18,7 +18,7 @@ from lmdp.private.clipping import clipping
 from lmdp.private.compatibility import check_model, check_optimizer
 from lmdp.private.diagnostics import Diagnostics
 from lmdp.private.door import Door
-from lmdp.private.noise import GaussianNoise, make_generator, make_streams
+from lmdp.private.noise import Chance, Entropy, Seeded
 from lmdp.private.plan import PrivatePlan, describe
 from lmdp.private.public import PublicProbe
 from lmdp.private.risk import error_rates_for
@@ -126,10 +126,10 @@ class PrivacyEngine:
         method_clipping = clipping(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
         _check_weights(method, weights, public_data, data_loader.dataset)
-        sampling, *streams = _generators(seed)
+        chance: Chance = Entropy() if seed is None else Seeded(seed)
         loader: DataLoader[Any] = data_loader
         if poisson_sampling:
-            loader = poisson_loader(data_loader, generator=sampling, max_physical_batch_size=max_physical_batch_size)
+            loader = poisson_loader(data_loader, coins=chance.coins, max_physical_batch_size=max_physical_batch_size)
         optimal = method == "lm-optimal"
         risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
 
@@ -142,7 +142,7 @@ class PrivacyEngine:
                 tape,
                 method_clipping,
                 source if method_clipping.reweighted else None,
-                GaussianNoise(streams),
+                chance,
                 noise_multiplier=mechanism.noise_multiplier,
                 expected_batch_size=rate * size,
                 mean_loss=loss_reduction == "mean",
@@ -153,8 +153,11 @@ class PrivacyEngine:
         except BaseException:
             tape.detach()
             raise
-        feed = loader.feed if isinstance(loader, PoissonLoader) else None
         ledger = Ledger(mechanism, self.accountant)
+        feed = None
+        if isinstance(loader, PoissonLoader):
+            feed = loader.feed
+            loader.follow(lambda: ledger.steps)
         self._run = Run(
             tape=tape,
             step=step,
@@ -324,10 +327,3 @@ def _source(
     if name == "private":
         return w.Private(risk, share=share)
     return w.Batch(risk, base=base) if name == "batch" else w.Fixed(risk)
-
-
-def _generators(seed: int | None) -> list[torch.Generator]:
-    """One for sampling, the others for noise; never the same stream."""
-    if seed is None:
-        return [make_generator(None), *make_streams(None)]
-    return [make_generator(2 * seed), *make_streams(2 * seed + 1)]
