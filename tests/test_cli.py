@@ -363,3 +363,21 @@ def test_a_folder_under_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     make_npz(tmp_path / "good.npz")
     assert cli.main([*TRAIN, "--out", "good.npz/run"]) == 2
     assert "good.npz" in capsys.readouterr().err
+
+
+def test_secure_noise_is_stated_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    from lmdp import training
+
+    private = make_npz(tmp_path / "private.npz")
+    train = ["train", *SMALL, "--data", private, "--noise", "secure", "--out", "run", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            training, "_evaluation_due", lambda job: job.steps == 3 and not signal.raise_signal(signal.SIGINT)
+        )
+        assert cli.main(train) == 130
+    assert cli.main([*train, "--resume"]) == 0
+    privacy = json.loads(Path("run/privacy.json").read_text())
+    assert privacy["certified"] is True
+    assert "AES-256-CTR" in privacy["noise_source"]
+    assert privacy["steps"] == 8

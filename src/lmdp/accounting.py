@@ -147,6 +147,7 @@ class PrivacyStatement:
     sensitivity: float
     method: str
     weight_source: str
+    noise_source: str = "not stated"
     reasons: tuple[str, ...] = ()
     neighbouring_relation: str = NEIGHBOURS
     not_covered: tuple[str, ...] = NOT_COVERED
@@ -163,7 +164,7 @@ class PrivacyStatement:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
         """What `to_dict` made, read back; `certified` follows from the reasons and cannot be set."""
-        names = {f.name for f in fields(cls) if f.init}
+        names = {f.name for f in fields(cls) if f.init and (f.name in content or f.name != "noise_source")}
         if missing := [name for name in names if name not in content]:
             raise ValueError(f"the privacy statement lacks {sorted(missing)}")
         values: dict[str, Any] = {}
@@ -182,6 +183,7 @@ class PrivacyStatement:
             f"(expected batch {self.expected_batch_size:g})",
             f"  steps             {self.steps}",
             f"  noise multiplier  {self.noise_multiplier:.6g} x sensitivity {self.sensitivity:g}",
+            f"  noise from        {self.noise_source}",
             f"  clip norm         {self.clip_norm:g}",
             f"  accountant        {self.accountant}",
         ]

@@ -87,6 +87,7 @@ class Job:
             sensitivity=math.inf,
             method="sgd",
             weight_source="none",
+            noise_source="none",
             reasons=(NOT_PRIVATE,),
         )
 
@@ -117,7 +118,7 @@ def prepare(config: Config, model: nn.Module, private: Dataset[Any], *, risk: An
         job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total)
         order.position = lambda: job.steps
         return job
-    engine = PrivacyEngine(accountant=config.accountant)  # type: ignore[arg-type]
+    engine = PrivacyEngine(config.accountant, secure_mode=config.noise == "secure")  # type: ignore[arg-type]
     options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
