@@ -388,3 +388,21 @@ def test_the_epsilon_of_a_run_is_bounded_from_below_and_drawn(
     assert abs(bounds[-1]["claimed"] - 5) < 0.2  # the run's own training, with its own epsilon
     assert "Lower bounds on epsilon" in Path("copy/report.html").read_text()
     assert Path("copy/figures/epsilon-bounds.svg").exists()
+
+
+def test_secure_noise_is_stated_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    from lmdp import training
+
+    private = make_npz(tmp_path / "private.npz")
+    train = ["train", *SMALL, "--data", private, "--noise", "secure", "--out", "run", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            training, "_evaluation_due", lambda job: job.steps == 3 and not signal.raise_signal(signal.SIGINT)
+        )
+        assert cli.main(train) == 130
+    assert cli.main([*train, "--resume"]) == 0
+    privacy = json.loads(Path("run/privacy.json").read_text())
+    assert privacy["certified"] is True
+    assert "AES-256-CTR" in privacy["noise_source"]
+    assert privacy["steps"] == 8

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "recipes": set(),
     "runs": {"config"},
     "tensorboard": set(),
-    "training": {"accounting", "config", "private", "progress", "runs", "tensorboard"},
+    "training": {"accounting", "config", "data", "private", "progress", "runs", "tensorboard"},
     "pipeline": {
         "audit",
         "config",

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal
 
 AccountantName = Literal["rdp", "pld"]
@@ -43,6 +44,7 @@ class Mechanism:
             raise ValueError(f"sample_rate is {self.sample_rate}; it must be above 0 and at most 1")
 
 
+@lru_cache(1024)
 def epsilon_spent(mechanism: Mechanism, *, steps: int, delta: float, accountant: AccountantName = "rdp") -> float:
     """The epsilon of `steps` repetitions of a mechanism at this delta; infinite without noise, 0 without steps."""
     _check_delta(delta)
@@ -58,6 +60,7 @@ def epsilon_spent(mechanism: Mechanism, *, steps: int, delta: float, accountant:
         return float(book.get_epsilon(delta))
 
 
+@lru_cache(1024)
 def calibrate_noise(
     *,
     target_epsilon: float,
@@ -145,6 +148,7 @@ class PrivacyStatement:
     sensitivity: float
     method: str
     weight_source: str
+    noise_source: str = "not stated"
     reasons: tuple[str, ...] = ()
     neighbouring_relation: str = NEIGHBOURS
     not_covered: tuple[str, ...] = NOT_COVERED
@@ -161,7 +165,7 @@ class PrivacyStatement:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
         """What `to_dict` made, read back; `certified` follows from the reasons and cannot be set."""
-        names = {f.name for f in fields(cls) if f.init}
+        names = {f.name for f in fields(cls) if f.init and (f.name in content or f.name != "noise_source")}
         if missing := [name for name in names if name not in content]:
             raise ValueError(f"the privacy statement lacks {sorted(missing)}")
         values: dict[str, Any] = {}
@@ -180,6 +184,7 @@ class PrivacyStatement:
             f"(expected batch {self.expected_batch_size:g})",
             f"  steps             {self.steps}",
             f"  noise multiplier  {self.noise_multiplier:.6g} x sensitivity {self.sensitivity:g}",
+            f"  noise from        {self.noise_source}",
             f"  clip norm         {self.clip_norm:g}",
             f"  accountant        {self.accountant}",
         ]

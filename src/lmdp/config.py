@@ -16,6 +16,7 @@ METHODS = ("sgd", "dpsgd", "autos", "psac", "perlayer", "naive-perlayer", "lm", 
 SOURCES = ("private", "public", "fixed", "batch")
 PROTOCOLS = ("heldout", "paper")
 ACCOUNTANTS = ("rdp", "pld")
+NOISES = ("fast", "secure")
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Config:
     epsilon: float = _number(5.0, "the privacy budget", low=0, open_low=True)
     delta: float = _number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
     accountant: str = _text("rdp", "pld gives less noise for the same epsilon, and takes longer", choices=ACCOUNTANTS)
+    noise: str = _text("fast", "secure draws from a cryptographic generator; needs lmdp[secure]", choices=NOISES)
 
     epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
     sample_rate: float = _number(0.01, "q: the chance of each example to be in a batch", low=0, open_low=True, high=1)
@@ -131,6 +133,8 @@ class Config:
             object.__setattr__(self, name, rule.check(name, getattr(self, name)))
         if self.channels == 2:
             raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
+        if self.noise == "secure" and self.seed is not None:
+            raise ValueError(f"seed is {self.seed}, but noise = secure draws noise that nobody can repeat; choose one")
         if self.method == "lm-optimal" and self.weights not in ("public", "batch"):
             raise ValueError(
                 f"weights is {self.weights!r}; method lm-optimal needs public (certified) or batch (not certified)"

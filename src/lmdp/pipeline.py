@@ -104,7 +104,7 @@ def train(
             )
         folder.begin(config)
         if risk is not None:
-            risk.save(folder / "risk.json")
+            write_json(folder / "risk.json", risk.to_dict())
         statement = training.run(job, folder, None if source.test is None else source.test.tensors(), show)
         write_json(folder / "privacy.json", statement.to_dict())
         write_report(folder, story([folder], command, risk))
@@ -280,7 +280,7 @@ def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> Ri
     if path.exists():
         return RiskProfile.load(path)
     profile = estimate(config, source, show)
-    profile.save(path)
+    write_json(path, profile.to_dict())
     return profile
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmdp.accounting import PrivacyStatement
 from lmdp.config import Config
+from lmdp.data import EpochOrder
 from lmdp.private import PrivacyEngine
 from lmdp.progress import Bar, Interrupted, Show
 from lmdp.runs import Checkpoint, RunFolder, save_model, write_json
@@ -55,6 +57,11 @@ class Job:
     def epsilon(self) -> float | None:
         return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
 
+    def begin_step(self) -> None:
+        """Dropout, which needs no secrecy, follows from the seed and the step: a resumed run repeats it."""
+        words = np.random.SeedSequence([self.config.seed or 0, self.steps]).generate_state(1)
+        torch.manual_seed(int(words[0]))
+
     def step(self, inputs: Tensor, labels: Tensor) -> None:
         self.model.train()
         self.optimizer.zero_grad()
@@ -80,6 +87,7 @@ class Job:
             sensitivity=math.inf,
             method="sgd",
             weight_source="none",
+            noise_source="none",
             reasons=(NOT_PRIVATE,),
         )
 
@@ -114,10 +122,12 @@ def prepare(
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
     if config.method == "sgd":
-        generator = torch.Generator().manual_seed(config.seed or 0)
-        loader = DataLoader(private, batch_size=batch, shuffle=True, generator=generator)
-        return Job(config, model, optimizer, loader, None, total)
-    engine = engine or PrivacyEngine(accountant=config.accountant)  # type: ignore[arg-type]
+        order = EpochOrder(size, batch, config.seed or 0)
+        job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total)
+        order.position = lambda: job.steps
+        return job
+    secure = config.noise == "secure"
+    engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)  # type: ignore[arg-type]
     options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
@@ -140,14 +150,15 @@ def prepare(
 
 def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> PrivacyStatement:
     """Train to the end (from the newest checkpoint, if there is one), and leave model and privacy statement behind."""
-    metrics: list[dict[str, Any]] = []
-    if (found := folder.latest(show.say)) is not None:
-        job.restore(found)
-        metrics = [dict(row) for row in found.metrics]
-        show.say(f"continuing after step {job.steps} of {job.total}")
+    metrics = _restored(job, folder, show)
     clock = Clock(float(metrics[-1]["seconds"]) if metrics else 0.0)
     label = f"train {job.config.method}"
-    with show.bar(label, job.total) as bar, stop_signals() as stop, Board(folder.path, job.steps) as board:
+    with (
+        torch.random.fork_rng(devices=[]),
+        show.bar(label, job.total) as bar,
+        stop_signals() as stop,
+        Board(folder.path, job.steps) as board,
+    ):
         for _ in _steps(job):
             clock.draw(bar, job)
             if _evaluation_due(job) or stop.is_set():
@@ -156,6 +167,9 @@ def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: S
                 bar.to(job.steps, _summary(metrics[-1]))
             if stop.is_set() and job.steps < job.total:
                 raise Interrupted(f"stopped after step {job.steps} of {job.total}; the run can be resumed")
+        if not metrics or metrics[-1]["step"] < job.steps:  # the last steps were lost, and there are none left
+            metrics.append(_row(job, test, clock))
+            _publish(job, folder, metrics, board)
     statement = job.statement()
     if job.engine is not None:
         job.engine.detach()
@@ -168,6 +182,22 @@ def run_through(job: Job) -> nn.Module:
     for _ in _steps(job):
         pass
     return job.model
+
+
+def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
+    """Bring the job to the newest checkpoint, and return the metrics up to there.
+
+    A new run saves its untrained model, which costs nothing, so that there is always a checkpoint to go back to.
+    """
+    found = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
+    if found is None:
+        write_json(folder / "privacy.json", job.statement().to_dict())
+        folder.publish(job.checkpoint([]), job.config.keep_checkpoints)
+        return []
+    job.restore(found)
+    if job.steps or found.metrics:
+        show.say(f"continuing after step {job.steps} of {job.total}")
+    return [dict(row) for row in found.metrics]
 
 
 def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
@@ -189,9 +219,13 @@ def laid_out(inputs: Tensor, model: nn.Module) -> Tensor:
 
 def _steps(job: Job) -> Iterator[int]:
     """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step."""
+    begun = -1
     while job.steps < job.total:
         for inputs, labels in job.loader:
             before = job.steps
+            if begun < before:
+                begun = before
+                job.begin_step()
             job.step(inputs, labels)
             if job.steps > before:
                 yield job.steps

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from lmdp.data import Images, Source, load, poisson_loader
 from lmdp.data.splits import shuffled, split, split_per_class
-from lmdp.private.noise import make_generator
+from lmdp.private.noise import Seeded
 from tests.data.files import random_images
 
 
@@ -43,7 +43,7 @@ def test_examples_batches_and_all_of_them_agree() -> None:
 
 
 def test_images_can_be_poisson_sampled_empty_batches_included() -> None:
-    loader = poisson_loader(DataLoader(some(4), batch_size=1), generator=make_generator(0))
+    loader = poisson_loader(DataLoader(some(4), batch_size=1), coins=Seeded(0).coins)
     sizes = set()
     for _ in range(10):
         for x, y in loader:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lmdp
 from lmdp.accounting import AccountantName, Mechanism, calibrate_noise, epsilon_spent
-from lmdp.private.engine import _generators
+from lmdp.private.noise import Entropy, Seeded
 from tests.private.test_engine import BATCH, N, Small, data, private, refuse, train
 
 
@@ -80,7 +80,9 @@ def test_a_step_that_fails_while_it_releases_has_been_paid_for(monkeypatch: pyte
 
 def test_no_generator_of_a_run_can_be_had_from_its_32_bit_seed() -> None:
     engine, _, _, loader = private()
-    generators = [*engine._attached.step._noise._streams, loader.batch_sampler.generator]
+    chance = engine._attached.step.chance
+    assert loader.batch_sampler.coins == chance.coins
+    generators = [*chance._noise.streams, chance._coins]
     assert len({id(generator) for generator in generators}) == len(generators)
     for generator in generators:
         reseeded = torch.Generator().manual_seed(generator.initial_seed())
@@ -98,9 +100,10 @@ def test_the_global_seed_does_not_reach_the_sampling() -> None:
 
 
 def test_sampling_and_noise_never_share_a_stream() -> None:
-    for seed in (None, 0, 3):
-        draws = torch.cat([torch.rand(8, generator=generator) for generator in _generators(seed)])
-        assert len(draws.unique()) == len(draws)
+    for chance in (Entropy(), Seeded(0), Seeded(3)):
+        draws = [chance.coins(number, 8) for number in range(3)]
+        draws += [torch.rand(8, generator=g, dtype=torch.float64) for t in (0, 1, 2) for g in chance.noise(t).streams]
+        assert len(torch.cat(draws).unique()) == 8 * len(draws)
 
 
 @pytest.mark.parametrize(

@@ -686,11 +686,6 @@ def test_an_input_changed_in_place_before_backward_is_refused_as_by_autograd() -
         loss.backward()
 
 
-def test_secure_mode_does_not_pretend() -> None:
-    with pytest.raises(ValueError, match="not available yet"):
-        lmdp.PrivacyEngine(secure_mode=True)
-
-
 def test_the_shallow_network_learns_a_separable_problem_privately() -> None:
     torch.manual_seed(0)
     y = torch.randint(0, 2, (600,))

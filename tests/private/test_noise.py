@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lmdp.private.noise import SLICE, STREAMS, GaussianNoise, entropy_generator, make_streams
+from lmdp.private.noise import SLICE, STREAMS, Chance, Entropy, Seeded, entropy_generator
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
@@ -99,17 +99,17 @@ def test_the_default_generator_is_filled_with_entropy_beyond_its_32_bit_seed() -
 
 
 def test_zero_standard_deviation_means_no_noise() -> None:
-    assert GaussianNoise(make_streams(0)).like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
+    assert Seeded(0).noise(1).like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: int) -> None:
     shapes = [torch.empty(3, SLICE), torch.empty(7), torch.empty(2 * SLICE * STREAMS + 5, dtype=torch.float64)]
     before = torch.get_num_threads()
-    first = GaussianNoise(make_streams(4)).like(shapes, 0.7)
+    first = Seeded(4).noise(1).like(shapes, 0.7)
     try:
         torch.set_num_threads(threads)
-        second = GaussianNoise(make_streams(4)).like(shapes, 0.7)
+        second = Seeded(4).noise(1).like(shapes, 0.7)
     finally:
         torch.set_num_threads(before)
     for a, b, like in zip(first, second, shapes):
@@ -117,10 +117,10 @@ def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: in
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("seed", [None, 4])
-def test_streams_never_repeat_one_another_nor_themselves(seed: int | None) -> None:
+@pytest.mark.parametrize("chance", [Entropy(), Seeded(4)])
+def test_streams_never_repeat_one_another_nor_themselves(chance: Chance) -> None:
     """A slice drawn twice would cancel in a difference of two released gradients."""
-    noise = GaussianNoise(make_streams(seed))
+    noise = chance.noise(1)
     like = torch.empty(3 * STREAMS, SLICE // 16, dtype=torch.float64)
     draws = torch.cat([noise.like([like, like], 1.0)[k] for k in (0, 1, 0)])
     assert len(draws.flatten().unique()) == draws.numel()
@@ -130,3 +130,18 @@ def test_streams_never_repeat_one_another_nor_themselves(seed: int | None) -> No
     off = torch.corrcoef(wide) - torch.eye(STREAMS)
     assert off.abs().max() < 5.5 / math.sqrt(2000)
     assert float(wide.std()) == pytest.approx(1.0, rel=std_interval(wide.numel()))
+
+
+def test_under_a_seed_the_noise_of_a_step_follows_from_its_number_alone() -> None:
+    like = [torch.empty(1000, dtype=torch.float64)]
+    first, second, again = (Seeded(4).noise(number).like(like, 1.0)[0] for number in (7, 8, 7))
+    assert torch.equal(first, again)
+    assert len(torch.cat([first, second]).unique()) == 2000
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / math.sqrt(1000)
+    big = torch.cat([Seeded(4).noise(number).like([torch.empty(20)], 1.0)[0] for number in range(5000)])
+    assert stats.kstest(big.numpy(), "norm").pvalue > 1e-4
+
+
+def test_a_resumed_run_without_a_seed_draws_new_noise() -> None:
+    like = [torch.empty(10)]
+    assert not torch.equal(Entropy().noise(3).like(like, 1.0)[0], Entropy().noise(3).like(like, 1.0)[0])

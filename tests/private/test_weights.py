@@ -139,13 +139,13 @@ def test_private_weights_resume_from_their_state() -> None:
 def test_public_weights_are_measured_every_k_steps() -> None:
     calls = []
 
-    def measure() -> BatchView:
-        calls.append(1)
+    def measure(number: int) -> BatchView:
+        calls.append(number)
         return BatchView(torch.tensor([[3.0, 4.0]], dtype=torch.float64), 1.0)
 
     source = Public(torch.ones(2, dtype=torch.float64), base=mean_ratio, measure=measure, every=3)
     weights = [source.weights().tolist() for _ in range(7)]
-    assert len(calls) == 3
+    assert calls == [0, 1, 2]
     assert all(w == pytest.approx([0.6, 0.8]) for w in weights)
 
 

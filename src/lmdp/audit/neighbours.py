@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 from lmdp.audit.findings import Finding, NeighbourReport
 from lmdp.audit.judge import judge
 from lmdp.audit.stage import StagedEngine, Train, as_dataset, content, heard, same_randomness, with_places
+from lmdp.private.noise import Noise
 from lmdp.private.run import Run, fingerprints
 from lmdp.private.weights import Private
 
@@ -138,7 +139,9 @@ class _Watched(StagedEngine):
         self._record.dtype = run.tape.dtype
         self._record.stated = _stated(run)
         release = run.step.release
-        run.step.release = lambda: self._around(release)  # type: ignore[method-assign]
+        run.step.release = lambda number: self._around(release, number)  # type: ignore[method-assign]
+        noise = run.step.chance.noise
+        run.step.chance.noise = lambda step: self._lend(noise(step))  # type: ignore[method-assign]
         if isinstance(run.step.source, Private):
             observe = run.step.source.observe
             run.step.source.observe = lambda noisy_sum: observe(self._hear(noisy_sum))  # type: ignore[method-assign]
@@ -151,10 +154,15 @@ class _Watched(StagedEngine):
         record.saved = repr(self.state_dict())
         record.steps = self.steps
 
-    def _around(self, release: Callable[[], None]) -> None:
+    def _lend(self, noise: Noise) -> Noise:
+        self._lent.append(noise)
+        return noise
+
+    def _around(self, release: Callable[[int], None], number: int) -> None:
         state, parameters = self._state(), list(self._attached.tape.canonical_parameters.values())
         self._statistic = None
-        release()
+        self._lent: list[Noise] = []
+        release(number)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         self._record.gradients.append([g.clone() for g in gradients])
         self._record.releases.append(
@@ -163,7 +171,7 @@ class _Watched(StagedEngine):
                 torch.cat([g.detach().flatten().double() for g in gradients]),
                 self._statistic,
                 self.layer_weights,
-                _position(self._attached.step._noise._streams),
+                _position([stream for noise in self._lent for stream in getattr(noise, "streams", ())]),
             )
         )
         at = len(self._record.releases) - 1

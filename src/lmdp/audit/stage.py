@@ -45,7 +45,7 @@ class StagedEngine(PrivacyEngine):
         sampler = loader.batch_sampler
         assert isinstance(sampler, PoissonSampler)
         draw = sampler.draw
-        sampler.draw = lambda: self._select(draw())  # type: ignore[method-assign]
+        sampler.draw = lambda number: self._select(draw(number))  # type: ignore[method-assign]
         return module, optimizer, loader
 
     @property

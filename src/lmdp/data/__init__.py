@@ -1,5 +1,6 @@
 """Data in: SPEC strings → images in memory (`load`), and Poisson sampling of private examples."""
 
+from lmdp.data.epochs import EpochOrder
 from lmdp.data.images import Images, Source
 from lmdp.data.load import load
 from lmdp.data.poisson import Feed, Handout, PoissonLoader, poisson_loader, sample_rate_of
@@ -7,6 +8,7 @@ from lmdp.data.request import SPECS
 
 __all__ = [
     "SPECS",
+    "EpochOrder",
     "Feed",
     "Handout",
     "Images",

@@ -28,6 +28,9 @@ from torch.utils.data import (
 
 from lmdp.data.images import Images
 
+Coins = Callable[[int, int], Tensor]
+"""(number of the draw, how many) → that many independent uniform numbers in [0, 1)."""
+
 
 @dataclass(frozen=True)
 class Handout:
@@ -80,33 +83,39 @@ class Feed:
 
 
 class PoissonSampler(Sampler[list[int]]):
-    """Index lists of `steps` Poisson draws; a draw above `max_part` is handed out in parts."""
+    """Index lists of `steps` Poisson draws; a draw above `max_part` is handed out in parts.
 
-    def __init__(self, size: int, rate: float, steps: int, generator: torch.Generator, max_part: int | None) -> None:
+    Draws are numbered. A pass begins with the draw that `position` names, so that a draw made ahead and never used
+    (by workers, or in a pass broken off) leaves no gap; without `position` the numbers go on from pass to pass.
+    """
+
+    def __init__(self, size: int, rate: float, steps: int, coins: Coins, max_part: int | None) -> None:
         self.size, self.rate, self.steps = size, rate, steps
-        self.generator = generator
+        self.coins = coins
         self.max_part = max_part
+        self.position: Callable[[], int] | None = None
         self.handouts: deque[Handout] = deque()
+        self._drawn = 0
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         self.handouts = deque()  # one queue per pass over the loader, so that an abandoned pass leaves nothing behind
-        return self._draws(self.handouts)
+        return self._draws(self.handouts, self._drawn if self.position is None else self.position())
 
-    def _draws(self, handouts: deque[Handout]) -> Iterator[list[int]]:
-        for _ in range(self.steps):
-            drawn = self.draw()
+    def _draws(self, handouts: deque[Handout], first: int) -> Iterator[list[int]]:
+        for number in range(first, first + self.steps):
+            self._drawn = number + 1
+            drawn = self.draw(number)
             parts = drawn.split(self.max_part) if self.max_part and len(drawn) else (drawn,)
             for i, part in enumerate(parts):
                 handouts.append(Handout(len(part), first=i == 0, last=i == len(parts) - 1))
                 yield part.tolist()
 
-    def draw(self) -> Tensor:
+    def draw(self, number: int) -> Tensor:
         """Indices of one Poisson draw, in order."""
-        coins = torch.rand(self.size, generator=self.generator, dtype=torch.float64)
-        return (coins < self.rate).nonzero().squeeze(1)
+        return (self.coins(number, self.size) < self.rate).nonzero().squeeze(1)
 
 
 class PoissonLoader(DataLoader[Any]):
@@ -118,6 +127,10 @@ class PoissonLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         return len(self._poisson)
+
+    def follow(self, steps: Callable[[], int]) -> None:
+        """Number the draws after the steps that use them: a pass begins with the draw of the next step."""
+        self._poisson.position = lambda: steps() + self.feed.skipped
 
     def __iter__(self) -> Any:
         batches = self._from_memory() if self._in_memory else super().__iter__()
@@ -197,7 +210,7 @@ def sample_rate_of(loader: DataLoader[Any]) -> tuple[float, int]:
 
 
 def poisson_loader(
-    loader: DataLoader[Any], *, generator: torch.Generator, max_physical_batch_size: int | None = None
+    loader: DataLoader[Any], *, coins: Coins, max_physical_batch_size: int | None = None
 ) -> PoissonLoader:
     """The same dataset, workers and collation under Poisson sampling of the same expected batch size.
 
@@ -212,7 +225,7 @@ def poisson_loader(
             f"the data loader draws with {', '.join(kind.__name__ for kind in drawn_by)}, which Poisson sampling would "
             "replace by the whole dataset. To train on a part of it, pass a loader over torch.utils.data.Subset."
         )
-    sampler = PoissonSampler(size, rate, math.ceil(1 / rate - 1e-9), generator, max_physical_batch_size)
+    sampler = PoissonSampler(size, rate, math.ceil(1 / rate - 1e-9), coins, max_physical_batch_size)
     several_workers = (
         {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
         if loader.num_workers

@@ -61,7 +61,7 @@ class Door:
             self.step.absorb()
         if last:
             self.ledger.record_step()  # before anything is released: a crash from here on has been paid for
-            self.step.release()
+            self.step.release(self.ledger.steps)
             original_step()
         return loss
 

@@ -18,7 +18,7 @@ from lmdp.private.clipping import clipping
 from lmdp.private.compatibility import check_model, check_optimizer
 from lmdp.private.diagnostics import Diagnostics
 from lmdp.private.door import Door
-from lmdp.private.noise import GaussianNoise, make_generator, make_streams
+from lmdp.private.noise import Chance, Entropy, Seeded
 from lmdp.private.plan import PrivatePlan, describe
 from lmdp.private.public import PublicProbe
 from lmdp.private.risk import error_rates_for
@@ -32,6 +32,7 @@ from lmdp.private.run import (
     standing_reasons,
     unnoised_state,
 )
+from lmdp.private.secure import Secure
 from lmdp.private.step import PrivateStep
 from lmdp.private.tape import Tape
 
@@ -47,16 +48,16 @@ class PrivacyEngine:
             target_epsilon=8, target_delta=1e-5, epochs=20, max_grad_norm=1.0)
 
     The three come back as they were, except the loader, which is now Poisson-sampled; the training loop is unchanged.
+
+    accountant   rdp, or pld, which gives less noise for the same epsilon and takes longer
+    secure_mode  draw batches and noise from a cryptographic generator, with a countermeasure to attacks on
+                 floating-point noise; needs the `secure` extra
     """
 
     def __init__(self, accountant: AccountantName = "rdp", secure_mode: bool = False) -> None:
         if accountant not in ("rdp", "pld"):
             raise ValueError(f"accountant is {accountant!r}; it must be 'rdp' or 'pld'")
-        if secure_mode:
-            raise ValueError(
-                "secure_mode=True (noise from a cryptographic generator) is not available yet. The default draws from "
-                "a generator whose whole state comes from the operating system's entropy."
-            )
+        self._secure = Secure() if secure_mode else None
         self.accountant: AccountantName = accountant
         self.diagnostics: Diagnostics | None = None
         self._run: Run | None = None
@@ -128,10 +129,10 @@ class PrivacyEngine:
         method_clipping = clipping(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
         _check_weights(method, weights, public_data, data_loader.dataset)
-        sampling, *streams = _generators(seed)
+        chance = self._chance(seed)
         loader: DataLoader[Any] = data_loader
         if poisson_sampling:
-            loader = poisson_loader(data_loader, generator=sampling, max_physical_batch_size=max_physical_batch_size)
+            loader = poisson_loader(data_loader, coins=chance.coins, max_physical_batch_size=max_physical_batch_size)
         optimal = method == "lm-optimal"
         risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
 
@@ -144,7 +145,7 @@ class PrivacyEngine:
                 tape,
                 method_clipping,
                 source if method_clipping.reweighted else None,
-                GaussianNoise(streams),
+                chance,
                 noise_multiplier=mechanism.noise_multiplier,
                 expected_batch_size=rate * size,
                 mean_loss=loss_reduction == "mean",
@@ -155,8 +156,11 @@ class PrivacyEngine:
         except BaseException:
             tape.detach()
             raise
-        feed = loader.feed if isinstance(loader, PoissonLoader) else None
         ledger = Ledger(mechanism, self.accountant)
+        feed = None
+        if isinstance(loader, PoissonLoader):
+            feed = loader.feed
+            loader.follow(lambda: ledger.steps)
         self._run = Run(
             tape=tape,
             step=step,
@@ -171,6 +175,13 @@ class PrivacyEngine:
         )
         SPENT.setdefault(module, []).append(ledger)
         return module, optimizer, loader
+
+    def _chance(self, seed: int | None) -> Chance:
+        if seed is None:
+            return self._secure or Entropy()
+        if self._secure is not None:
+            raise ValueError(f"seed is {seed}, but secure_mode=True draws noise that nobody can repeat. Choose one.")
+        return Seeded(seed)
 
     def make_private_with_epsilon(
         self,
@@ -264,6 +275,7 @@ class PrivacyEngine:
             sensitivity=run.step.clipping.sensitivity,
             method=run.step.clipping.name,
             weight_source="none" if source is None else source.name,
+            noise_source=run.step.chance.source,
             reasons=all_reasons(run),
         )
 
@@ -326,10 +338,3 @@ def _source(
     if name == "private":
         return w.Private(risk, share=share)
     return w.Batch(risk, base=base) if name == "batch" else w.Fixed(risk)
-
-
-def _generators(seed: int | None) -> list[torch.Generator]:
-    """One for sampling, the others for noise; never the same stream."""
-    if seed is None:
-        return [make_generator(None), *make_streams(None)]
-    return [make_generator(2 * seed), *make_streams(2 * seed + 1)]

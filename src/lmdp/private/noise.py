@@ -1,7 +1,11 @@
-"""Gaussian noise, and the generators it is drawn from.
+"""Chance in a private training: the coins that decide who is in a batch, and the Gaussian noise.
+
+    Entropy   one state per stream, filled whole by the operating system, drawn on and on     (default)
+    Seeded    every step has streams of its own, made from (seed, step): a resumed run repeats the uninterrupted one
+    Secure    a stream cipher, in `secure.py`
 
 By default a generator's whole state (624 words) comes from the operating system. Seeding PyTorch's CPU generator
-with an integer keeps 32 bits of it, few enough for an attacker to try them all.
+with an integer keeps 32 bits of it, few enough for an attacker to try them all. No state is ever written to disk.
 
 PyTorch draws normal numbers on one thread. For millions of parameters that takes as long as a layer, so the noise is
 cut into slices and drawn from several independent generators at once. Which generator draws which slice is fixed: the
@@ -13,77 +17,139 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _STATE_BYTES = 5056
 _WORDS = 624
 _FIRST_WORD = 24  # the words follow initial seed (8 bytes), words left (4), seeded flag (4), next word (8)
-
+_COINS, _NOISE = 0, 1
 
 STREAMS = 8
 SLICE = 2**16
 """Numbers drawn at a time from one stream."""
 
 
+class Noise(Protocol):
+    """Independent normal draws. Each call draws anew; nothing is cached or reused."""
+
+    def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
+        """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
+        ...
+
+
+class Chance(Protocol):
+    """Everything that is random in a private training. `source` says in a statement where it comes from."""
+
+    source: str
+
+    def coins(self, draw: int, size: int) -> Tensor:
+        """Uniform numbers in [0, 1), float64, for the draw of this number."""
+        ...
+
+    def noise(self, step: int) -> Noise:
+        """The noise of this step."""
+        ...
+
+
+class Entropy:
+    """From the operating system; a resumed run draws anew."""
+
+    source = "Mersenne Twister, its whole state from the operating system"
+
+    def __init__(self) -> None:
+        self._coins = entropy_generator()
+        self._noise = GaussianNoise([entropy_generator() for _ in range(STREAMS)])
+
+    def coins(self, draw: int, size: int) -> Tensor:
+        return torch.rand(size, generator=self._coins, dtype=torch.float64)
+
+    def noise(self, step: int) -> Noise:
+        return self._noise
+
+
+class Seeded:
+    """The coins of a draw and the noise of a step follow from the seed and their number, whatever came before."""
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
+        self.source = "Mersenne Twister, made from the seed for every step"
+        self._seed = seed
+
+    def coins(self, draw: int, size: int) -> Tensor:
+        generator = seeded_generator(self._seed, _COINS, draw)
+        return torch.rand(size, generator=generator, dtype=torch.float64)
+
+    def noise(self, step: int) -> Noise:
+        return GaussianNoise([seeded_generator(self._seed, _NOISE, step, stream) for stream in range(STREAMS)])
+
+
 def entropy_generator() -> torch.Generator:
     """A generator that cannot be guessed: its state is filled with the operating system's entropy."""
-    return _filled(lambda: torch.tensor([secrets.randbits(32) for _ in range(_WORDS)]))
+    return _filled(torch.tensor([secrets.randbits(32) for _ in range(_WORDS)]))
 
 
-def make_generator(seed: int | None) -> torch.Generator:
-    """From entropy by default; reproducible, and therefore not certified, from a seed."""
-    if seed is None:
-        return entropy_generator()
-    return torch.Generator().manual_seed(seed)
+def seeded_generator(seed: int, *path: int) -> torch.Generator:
+    """A generator of its own for every seed and path: the whole state follows from them, not 32 bits of it."""
+    words = np.random.SeedSequence(seed, spawn_key=path).generate_state(_WORDS, np.uint32)
+    return _filled(torch.from_numpy(words.astype(np.int64)))
 
 
-def make_streams(seed: int | None) -> list[torch.Generator]:
-    """Independent generators, each with a whole state of its own."""
-    if seed is None:
-        return [entropy_generator() for _ in range(STREAMS)]
-    parent = make_generator(seed)
-    return [_filled(lambda: torch.randint(0, 2**32, (_WORDS,), generator=parent)) for _ in range(STREAMS)]
-
-
-def _filled(words: Callable[[], Tensor]) -> torch.Generator:
-    generator = torch.Generator()
-    generator.seed()
+def _filled(words: Tensor) -> torch.Generator:
+    generator = torch.Generator().manual_seed(0)  # a state in which no number has been drawn
     state = generator.get_state()
     if state.numel() != _STATE_BYTES:
         raise RuntimeError(
             f"torch {torch.__version__} stores its generator in {state.numel()} bytes, not {_STATE_BYTES}: "
             "lmdp cannot fill it with entropy. Use a torch version that lmdp supports."
         )
-    state[_FIRST_WORD : _FIRST_WORD + 8 * _WORDS].view(torch.int64).copy_(words())
+    state[_FIRST_WORD : _FIRST_WORD + 8 * _WORDS].view(torch.int64).copy_(words)
     generator.set_state(state)
     return generator
 
 
 class GaussianNoise:
-    """Independent normal draws. Each call draws anew; nothing is cached or reused."""
+    """Normal draws from several generators."""
 
     def __init__(self, streams: Sequence[torch.Generator]) -> None:
-        self._streams = list(streams)
+        self.streams = list(streams)
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
-        """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
-        if std == 0:
-            return [torch.zeros_like(t) for t in tensors]
-        noise = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
-        slices = [part for n in noise for part in n.view(-1).split(SLICE)]
-        work = [(stream, slices[k :: len(self._streams)]) for k, stream in enumerate(self._streams)]
-        threads = min(torch.get_num_threads(), len(self._streams), len(slices))
-        if threads <= 1:
-            for stream, parts in work:
-                _draw(stream, parts, std)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda job: _draw(job[0], job[1], std), work))
-        return [n.to(t.device) for n, t in zip(noise, tensors)]
+        return in_slices(tensors, std, [_drawing(stream) for stream in self.streams])
 
 
-def _draw(stream: torch.Generator, parts: list[Tensor], std: float) -> None:
-    for part in parts:
+Fill = Callable[[Tensor, float], None]
+"""Fills a flat tensor with normal numbers of this standard deviation."""
+
+
+def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) -> list[Tensor]:
+    """Noise like `tensors`. Every stream fills the same slices on any number of threads."""
+    if std == 0:
+        return [torch.zeros_like(t) for t in tensors]
+    noise = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
+    slices = [part for n in noise for part in n.view(-1).split(SLICE)]
+    work = [(fill, slices[k :: len(streams)]) for k, fill in enumerate(streams)]
+    threads = min(torch.get_num_threads(), len(streams), len(slices))
+    if threads <= 1:
+        for fill, parts in work:
+            _fill_all(fill, parts, std)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda job: _fill_all(job[0], job[1], std), work))
+    return [n.to(t.device) for n, t in zip(noise, tensors)]
+
+
+def _drawing(stream: torch.Generator) -> Fill:
+    def fill(part: Tensor, std: float) -> None:
         part.normal_(0.0, std, generator=stream)
+
+    return fill
+
+
+def _fill_all(fill: Fill, parts: Sequence[Tensor], std: float) -> None:
+    for part in parts:
+        fill(part, std)

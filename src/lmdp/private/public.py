@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from lmdp.private.clipping import Clipping
+from lmdp.private.noise import seeded_generator
 from lmdp.private.step import batch_view, measure
 from lmdp.private.tape import Tape
 from lmdp.private.weights import BatchView
@@ -19,7 +20,11 @@ PUBLIC_BATCH = 256
 
 
 class PublicProbe:
-    """Runs the model on the next public batch and reports its norms (and, for optimal weights, u and the mean)."""
+    """Runs the model on a public batch and reports its norms (and, for optimal weights, u and the mean).
+
+    Which examples measurement k takes follows from k alone: public data needs no secrecy, and a resumed run finds the
+    same ones. Only a data loader of the user's own is read in its own order.
+    """
 
     def __init__(
         self,
@@ -30,13 +35,13 @@ class PublicProbe:
         optimal: bool,
     ) -> None:
         self._tape = tape
-        self._batches = _endless(_as_loader(data))
+        self._batch = _batches(data)
         self._criterion = criterion if criterion is not None else F.cross_entropy
         self._clipping = clipping
         self._optimal = optimal
 
-    def __call__(self) -> BatchView:
-        inputs, targets = next(self._batches)
+    def __call__(self, number: int) -> BatchView:
+        inputs, targets = self._batch(number)
         with torch.enable_grad(), self._tape.unjudged():
             loss = self._criterion(self._tape.model(inputs), targets)
             loss.backward()
@@ -48,20 +53,26 @@ class PublicProbe:
         return batch_view(found.norms, self._clipping.clip_norm, clipped, raw, len(found.norms), self._tape)
 
 
-def _as_loader(data: Any) -> DataLoader[Any]:
-    if isinstance(data, DataLoader):
-        loader = data
-    elif isinstance(data, Dataset):
-        loader = DataLoader(data, batch_size=PUBLIC_BATCH, shuffle=True)
-    elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        loader = DataLoader(TensorDataset(*data), batch_size=PUBLIC_BATCH, shuffle=True)
-    else:
+def _batches(data: Any) -> Callable[[int], Any]:
+    """Number of a measurement → (inputs, targets)."""
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        data = TensorDataset(*data)
+    if not isinstance(data, DataLoader | Dataset):
         raise TypeError(
             f"public_data is a {type(data).__name__}; pass (inputs, targets) tensors, a dataset or a data loader"
         )
-    if len(loader) == 0:
+    size = len(data)  # type: ignore[arg-type]
+    if size == 0:
         raise ValueError("public_data is empty; it needs at least 1 example")
-    return loader
+    if isinstance(data, DataLoader):
+        endless = _endless(data)
+        return lambda _: next(endless)
+    return lambda number: default_collate([data[int(i)] for i in _some(number, size)])
+
+
+def _some(number: int, size: int) -> Tensor:
+    """PUBLIC_BATCH different indices below `size`, or all."""
+    return torch.randperm(size, generator=seeded_generator(0, number))[:PUBLIC_BATCH]
 
 
 def _endless(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
 from lmdp.private.gradients import Gradients
-from lmdp.private.noise import GaussianNoise
+from lmdp.private.noise import Chance
 from lmdp.private.rules.pieces import norm_floor
 from lmdp.private.tape import Tape
 from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
@@ -43,7 +43,7 @@ class PrivateStep:
         tape: Tape,
         clipping: Clipping,
         source: WeightSource | None,
-        noise: GaussianNoise,
+        chance: Chance,
         *,
         noise_multiplier: float,
         expected_batch_size: float,
@@ -56,7 +56,7 @@ class PrivateStep:
         self.clipping = clipping
         self.source = source
         self.noise_multiplier = noise_multiplier
-        self._noise = noise
+        self.chance = chance
         self._expected_batch_size = expected_batch_size
         self._mean_loss = mean_loss
         self._allow_unused = allow_unused
@@ -102,19 +102,20 @@ class PrivateStep:
         """Drop the parts of a batch that was never completed. Nothing of them has been released."""
         self._sums = self._fresh()
 
-    def release(self) -> None:
-        """Write the noisy, averaged gradient of the batch to every parameter's `.grad`."""
+    def release(self, number: int) -> None:
+        """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1."""
         sums, self._sums = self._sums, self._fresh()
         weights = self._weights(sums)
         parameters = self.tape.canonical_parameters
-        noise = self._noise.like(list(parameters.values()), self.gradient_std)
-        for (name, parameter), released in zip(parameters.items(), noise):
+        noise = self.chance.noise(number)
+        gradient_noise = noise.like(list(parameters.values()), self.gradient_std)
+        for (name, parameter), released in zip(parameters.items(), gradient_noise):
             if name in sums.clipped:
                 weight = 1.0 if weights is None else float(weights[self.tape.layers.index[name]])
                 released.add_(sums.clipped[name], alpha=weight)
             parameter.grad = released.div_(self._expected_batch_size)
         if isinstance(self.source, Private):
-            self.source.observe(sums.shares + self._noise.like([sums.shares], self.statistic_std)[0])
+            self.source.observe(sums.shares + noise.like([sums.shares], self.statistic_std)[0])
         if self._diagnostics is not None:
             self._diagnostics.add(self._record(sums, weights))
 

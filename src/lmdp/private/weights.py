@@ -153,17 +153,20 @@ class Private(Fixed):
         return {"mean": self._mean.tolist()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
-        self._mean = torch.tensor(state["mean"], dtype=self._risk.dtype)
+        self._mean = _restored(state, "mean", self._risk)
         if self._mean.abs().max() > 0:
             self._update()
 
 
 class Public(Fixed):
-    """ŵ from public gradients at the current parameters, measured anew every `every` steps."""
+    """ŵ from public gradients at the current parameters, measured anew every `every` steps.
+
+    `measure` is given the number of the measurement, so that a resumed run goes on where it was.
+    """
 
     name = "public"
 
-    def __init__(self, risk: Tensor, *, base: Base, measure: Callable[[], BatchView], every: int) -> None:
+    def __init__(self, risk: Tensor, *, base: Base, measure: Callable[[int], BatchView], every: int) -> None:
         if every < 1:
             raise ValueError(f"public_every is {every}; it must be 1 or more")
         super().__init__(risk)
@@ -172,9 +175,29 @@ class Public(Fixed):
 
     def weights(self) -> Tensor:
         if self._age % self._every == 0:
-            self._weights = unit(self._base(self._measure()) * self._risk)
+            self._weights = unit(self._base(self._measure(self._age // self._every)) * self._risk)
         self._age += 1
         return self._weights
+
+    def state(self) -> dict[str, list[float]]:
+        return {"age": [self._age], "weights": self._weights.tolist()}
+
+    def restore(self, state: dict[str, list[float]]) -> None:
+        weights = _restored(state, "weights", self._risk)
+        if abs(float(torch.linalg.vector_norm(weights)) - 1) > 1e-9:  # w bounds the sensitivity: a file is not believed
+            raise ValueError(f"the saved layer weights {weights.tolist()} do not have norm 1")
+        self._age, self._weights = int(_restored(state, "age", torch.zeros(1))[0]), weights
+
+
+def _restored(state: dict[str, list[float]], name: str, like: Tensor) -> Tensor:
+    """A vector of a saved state, of the length and type of `like`."""
+    try:
+        vector = torch.tensor(state[name], dtype=like.dtype)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the saved state has no usable '{name}' ({type(error).__name__}: {error})") from None
+    if vector.shape != like.shape or not torch.isfinite(vector).all():
+        raise ValueError(f"the saved '{name}' is {state[name]}; it must be {len(like)} finite numbers")
+    return vector
 
 
 class Batch(Fixed):

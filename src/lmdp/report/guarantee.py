@@ -23,6 +23,7 @@ FIELDS = {
     "clip_norm": "clip norm",
     "method": "method",
     "weight_source": "weights from",
+    "noise_source": "noise from",
     "accountant": "accountant",
 }
 

@@ -1,11 +1,17 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all.
+
+They are written beside their place under a name that says so, flushed to the disk, and then renamed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+_UNFINISHED = re.compile(r"\.(.+)\.\d+\.part")
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -13,7 +19,8 @@ def write(path: Path, content: str | bytes) -> None:
     raw = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:  # x: never through a link that somebody has put there
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
@@ -23,12 +30,26 @@ def write(path: Path, content: str | bytes) -> None:
         raise OSError(
             error.errno, f"{path} could not be written ({error.strerror}); nothing was overwritten"
         ) from error
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Make the renaming last."""
+    if os.name != "posix":
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} was written, but the disk did not confirm it ({error.strerror})") from error
+    finally:
+        os.close(folder)
+
+
+def unfinished(folder: Path) -> dict[Path, str]:
+    """Files that a process was writing when it was killed → the names they were to get."""
+    found = {path: _UNFINISHED.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())}
+    return {path: match[1] for path, match in found.items() if match}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -3,7 +3,8 @@
     config.toml  metrics.jsonl  model.safetensors  privacy.json  audit.json  report.html  checkpoints/
 
 Metrics appear together with the checkpoint they belong to, so nothing of a step that a crash discards has been seen
-anywhere. No file holds code: tensors are safetensors, the rest is TOML and JSON.
+anywhere. A checkpoint that was being written counts as seen: it is used if it is whole, and charged for if it is not.
+No file holds code: tensors are safetensors, the rest is TOML and JSON.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmdp.config import Config
 from lmdp.runs.checkpoint import Checkpoint, decode, encode
-from lmdp.runs.files import write
+from lmdp.runs.files import unfinished, write
 
 Say = Callable[[str], None]
 _CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
@@ -48,6 +50,9 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a run needs a folder. Choose another name.")
         self.path.mkdir(parents=True, exist_ok=True)
+        for path in self.path.iterdir():
+            if path.is_symlink() and (path.is_dir() or path.name == ".lock"):
+                raise ValueError(f"{path} is a link: it would lead what is written out of the run folder. Remove it.")
         lock = FileLock(self / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -56,6 +61,8 @@ class RunFolder:
                 f"{self.path} is in use by another process. Wait for it, or choose another folder."
             ) from None
         try:
+            for path in [*unfinished(self.path), *unfinished(self / "figures")]:
+                path.unlink(missing_ok=True)
             yield
         finally:
             if [path.name for path in self.path.iterdir()] == [".lock"]:  # nothing came of it: leave no trace
@@ -83,29 +90,37 @@ class RunFolder:
 
     def publish(self, checkpoint: Checkpoint, keep: int) -> None:
         """Save a checkpoint, then the metrics up to it, then drop checkpoints beyond the newest `keep`."""
-        folder = self / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        write(folder / f"step-{checkpoint.step:08}.safetensors", encode(checkpoint))
+        self._save(checkpoint)
         self._write_metrics(checkpoint.metrics)
         for _, old in self._checkpoints()[keep:]:
             old.unlink(missing_ok=True)
 
-    def latest(self, say: Say) -> Checkpoint | None:
+    def latest(self, say: Say, *, repeats: bool = False) -> Checkpoint | None:
         """The newest checkpoint that is intact, charged with every step that was ever published.
 
-        Where a newer checkpoint is damaged, its steps are lost but they have been seen: they stay charged.
+        Where a newer checkpoint is damaged, its steps are lost but they have been seen: they stay charged. One that
+        broke off while it was written is charged too, unless the run `repeats` itself exactly, as it does under a
+        seed: then its steps will show the same again.
         """
-        charged = max([step for step, _ in self._checkpoints()] + [self._last_step_in_metrics()])
-        for _, path in self._checkpoints():
+        whole, broken_off = self._checkpoints(), self._unfinished()
+        seen = whole if repeats else whole + broken_off
+        charged = max([step for step, _ in seen] + [self._last_step_in_metrics()])
+        for _, path in sorted(whole + broken_off, reverse=True):
             try:
                 found = decode(path.read_bytes(), str(path))
             except ValueError as error:
                 say(f"{error}. Going back to the checkpoint before it.")
                 continue
+            charged = max(charged, found.step)
             if charged > found.step:
                 say(f"{charged - found.step} steps after the checkpoint are lost; they stay charged to the budget")
+            found = replace(found, step=charged, engine={**found.engine, "steps": charged})
+            if path.name != _name(charged):  # before anything goes that the charge can be known from
+                self._save(found)
             self._write_metrics(found.metrics)
-            return Checkpoint(charged, found.model, found.optimizer, {**found.engine, "steps": charged}, found.metrics)
+            for _, old in broken_off:
+                old.unlink(missing_ok=True)
+            return found
         if charged:
             raise ValueError(
                 f"{self.path}: {charged} steps were made but no checkpoint is readable. Start a new run in another "
@@ -128,7 +143,14 @@ class RunFolder:
             rows.append(row)
         return rows
 
+    def _save(self, checkpoint: Checkpoint) -> None:
+        folder = self / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        write(folder / _name(checkpoint.step), encode(checkpoint))
+
     def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows and not (self / "metrics.jsonl").exists():
+            return
         write(self / "metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def _last_step_in_metrics(self) -> int:
@@ -140,3 +162,12 @@ class RunFolder:
         folder = self / "checkpoints"
         found = [(_CHECKPOINT.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
         return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+    def _unfinished(self) -> list[tuple[int, Path]]:
+        """Checkpoints that a killed process was writing."""
+        found = [(_CHECKPOINT.fullmatch(name), path) for path, name in unfinished(self / "checkpoints").items()]
+        return [(int(match[1]), path) for match, path in found if match]
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08}.safetensors"

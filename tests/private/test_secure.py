@@ -1,0 +1,165 @@
+"""secure_mode: the same noise in distribution, from a cipher whose stream is used once and never written down."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import lmdp
+from lmdp.config import METHODS, Config
+from lmdp.private.noise import SLICE, STREAMS
+from tests.private.test_engine import Small, data, train
+
+pytest.importorskip("cryptography")
+from lmdp.private.secure import KeyStream, Secure
+
+KEY = bytes(range(32))
+MILLION = 10**6
+
+
+def normals(count: int, key: bytes = KEY, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return Secure(key).like([torch.empty(count, dtype=dtype)], 1.0)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_million_draws_are_normal_to_the_tails(dtype: torch.dtype) -> None:
+    draws = normals(MILLION, dtype=dtype).double().numpy()
+    assert stats.kstest(draws, "norm").pvalue > 1e-4
+    deviations = [draws.mean(), (draws**2).mean() - 1, (draws**3).mean(), (draws**4).mean() - 3]
+    spreads = [1, math.sqrt(2), math.sqrt(15), math.sqrt(96)]
+    assert all(abs(d) < 4.9 * s / 1000 for d, s in zip(deviations, spreads))
+    for bound in (3.0, 4.0):
+        tail, expected = int((np.abs(draws) > bound).sum()), 2 * stats.norm.sf(bound) * MILLION
+        assert abs(tail - expected) < 4.9 * math.sqrt(expected)
+
+
+def test_the_standard_deviation_is_the_one_asked_for_and_zero_means_none() -> None:
+    noise = Secure(KEY)
+    assert float(noise.like([torch.empty(MILLION)], 0.3)[0].std()) == pytest.approx(0.3, rel=4.5 / math.sqrt(2e6))
+    assert noise.like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
+    assert len(noise.like([torch.empty(1), torch.empty(0), torch.empty(2, 3)], 1.0)[0]) == 1
+
+
+def test_neighbours_calls_tensors_and_streams_are_independent() -> None:
+    noise = Secure(KEY)
+    first, second = (noise.like([torch.empty(2, SLICE * STREAMS, dtype=torch.float64)], 1.0)[0] for _ in range(2))
+    rows = [*first, *second, *(torch.roll(first[0], lag) for lag in (1, 2, SLICE, SLICE - 1))]
+    off = torch.corrcoef(torch.stack(rows)) - torch.eye(len(rows), dtype=torch.float64)
+    squares = torch.corrcoef(torch.stack(rows).square()) - torch.eye(len(rows), dtype=torch.float64)
+    bound = 5.5 / math.sqrt(SLICE * STREAMS)
+    assert off.abs().max() < bound
+    assert squares.abs().max() < bound
+
+
+def test_no_number_is_drawn_twice_and_no_two_engines_share_a_stream() -> None:
+    noise = Secure(KEY)
+    coins = [noise.coins(0, 1000) for _ in range(2)]
+    draws = [noise.noise(0).like([torch.empty(50_000, dtype=torch.float64)], 1.0)[0] for _ in range(4)]
+    assert len(torch.cat(draws + coins).unique()) == 202_000
+    assert not np.isin(Secure().coins(0, 1000).numpy(), Secure().coins(0, 1000).numpy()).any()
+
+
+def test_streams_of_one_key_are_far_apart() -> None:
+    ciphers = Secure._aes()
+    blocks = [KeyStream(ciphers, KEY, number).uniform(4096) for number in range(1 + STREAMS)]
+    assert len(np.unique(np.concatenate(blocks))) == 4096 * (1 + STREAMS)
+
+
+def test_the_key_stream_is_that_of_aes_256_in_counter_mode() -> None:
+    """FIPS-197's example key: the first block is the encryption of the counter 0."""
+    ciphers = Secure._aes()
+    block = ciphers.Cipher(ciphers.algorithms.AES(KEY), ciphers.modes.ECB()).encryptor().update(bytes(16))
+    first = int.from_bytes(block[:8], "little") >> 11
+    assert KeyStream(ciphers, KEY, 0).uniform(2)[0] == first * 2.0**-53
+
+
+def test_coins_are_uniform() -> None:
+    coins = Secure(KEY).coins(0, MILLION).numpy()
+    assert stats.kstest(coins, "uniform").pvalue > 1e-4
+    assert coins.min() >= 0
+    assert coins.max() < 1
+
+
+def test_the_last_bits_of_the_noise_are_not_those_of_one_box_muller_draw() -> None:
+    """The countermeasure: sums of four fill the grid of floats where single draws leave holes."""
+    draws = normals(200_000)
+    near_one = draws[(draws > 1.0) & (draws < 1.0 + 2**-10)]
+    low_bits = (near_one.numpy().view(np.int64) & 7).astype(int)
+    assert stats.chisquare(np.bincount(low_bits, minlength=8)).pvalue > 1e-4
+
+
+def test_a_fork_draws_other_noise_than_its_parent() -> None:
+    noise, (reader, writer) = Secure(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, noise.coins(0, 4).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 64) != noise.coins(0, 4).numpy().tobytes()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_generator_is_neither_copied_nor_saved() -> None:
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or saved"):
+            attempt(Secure())
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "sgd"])
+def test_every_method_trains_in_secure_mode_and_says_so(method: str) -> None:
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = lmdp.PrivacyEngine(secure_mode=True)
+    public = {"weights": "public", "public_data": data(60)} if method == "lm-optimal" else {}
+    _, _, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=data(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        method=method,
+        max_physical_batch_size=5,
+        **public,
+    )
+    train(model, optimizer, loader)
+    statement = engine.privacy_statement(1e-5)
+    assert statement.certified
+    assert "AES-256-CTR" in statement.noise_source
+    assert "AES-256-CTR" in str(statement)
+    state = json.dumps(engine.state_dict())
+    assert "key" not in state
+    assert "counter" not in state
+
+
+def test_a_seed_and_secure_mode_contradict_each_other() -> None:
+    model = Small()
+    engine = lmdp.PrivacyEngine(secure_mode=True)
+    with pytest.raises(ValueError, match=r"seed is 3, but secure_mode"):
+        engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=data(),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            seed=3,
+        )
+    with pytest.raises(ValueError, match="seed is 3, but noise = secure"):
+        Config(noise="secure", seed=3)
+
+
+def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("cryptography")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ImportError, match=r"pip install 'lmdp\[secure\]'"):
+        lmdp.PrivacyEngine(secure_mode=True)
