@@ -44,7 +44,7 @@ class Story:
     layers: tuple[str, ...]
     trained: tuple[Trained, ...]
     risk: RiskProfile | None = None
-    bounds: tuple[EpsilonBound, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     made: str = ""
     version: str = ""
+    bounds: tuple[EpsilonBound, ...] = ()
