@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "progress": set(),
     "config": set(),
     "recipes": set(),
-    "runs": {"config"},
+    "runs": {"config", "fields"},
     "tensorboard": set(),
     "training": {"accounting", "config", "data", "private", "progress", "runs", "tensorboard"},
     "pipeline": {
@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "data": set(),
     "models": set(),
     "private": {"layers", "data", "accounting"},
-    "audit": {"layers", "report", "fields"},
+    "audit": {"data", "layers", "report", "fields"},
     "risk": {"layers", "audit", "fields"},
     "report": {"audit", "risk"},
     "bench": {"models"},
