@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "progress": set(),
     "config": set(),
     "recipes": set(),
-    "runs": {"config"},
+    "runs": {"config", "fields"},
     "tensorboard": set(),
     "training": {"accounting", "config", "data", "private", "progress", "runs", "tensorboard"},
     "pipeline": {

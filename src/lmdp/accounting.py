@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 AccountantName = Literal["rdp", "pld"]
 
+MOST_STEPS = 10**12
 NEIGHBOURS = "add or remove one example"
 NOT_COVERED = (
     "losses or models in which examples of a batch meet (class-weighted or ignore_index means, contrastive losses, "
@@ -48,8 +49,8 @@ class Mechanism:
 def epsilon_spent(mechanism: Mechanism, *, steps: int, delta: float, accountant: AccountantName = "rdp") -> float:
     """The epsilon of `steps` repetitions of a mechanism at this delta; infinite without noise, 0 without steps."""
     _check_delta(delta)
-    if steps < 0:
-        raise ValueError(f"steps is {steps}; it must be 0 or more")
+    if not 0 <= steps <= MOST_STEPS:
+        raise ValueError(f"steps is {steps}; it must be 0 to {MOST_STEPS}")
     if steps == 0:
         return 0.0
     if mechanism.noise_multiplier == 0:
@@ -168,11 +169,7 @@ class PrivacyStatement:
         names = {f.name for f in fields(cls) if f.init and (f.name in content or f.name != "noise_source")}
         if missing := [name for name in names if name not in content]:
             raise ValueError(f"the privacy statement lacks {sorted(missing)}")
-        values: dict[str, Any] = {}
-        for name in names:
-            value = content[name]
-            values[name] = math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+        return cls(**{f.name: _read(f.name, str(f.type), content[f.name]) for f in fields(cls) if f.name in names})
 
     def __str__(self) -> str:
         verdict = "certified" if self.certified else "claimed, NOT certified"
@@ -191,6 +188,20 @@ class PrivacyStatement:
         lines += [f"  not certified     because {reason}" for reason in self.reasons]
         lines += [f"  not covered       {item}" for item in self.not_covered]
         return "\n".join(lines)
+
+
+def _read(name: str, kind: str, value: Any) -> Any:
+    """A field of a saved statement: what is not of its type is refused, since certification follows from it."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "float" and (value == "inf" or (number and 0 <= value < math.inf)):
+        return math.inf if value == "inf" else float(min(value, 1e300))
+    if kind == "int" and number and isinstance(value, int) and value >= 0:
+        return value
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError(f"the privacy statement has {name} {str(value)[:60]!r}, which is no {kind}")
 
 
 def _check_delta(delta: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,10 @@ def read_object(path: str | Path, what: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not {what}: it is a {type(content).__name__}; it must be an object with fields")
     return content
+
+
+LARGEST = 1e300
+"""No number in these files is larger; Python's whole numbers may be, and would not fit a float."""
 
 
 class Fields:
@@ -61,15 +64,13 @@ class Fields:
         return self._number(name, self.get(name), low, high)
 
     def _number(self, name: str, value: Any, low: float, high: float) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        usual = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+        if not usual or not low <= value <= high:
             raise self.wrong(name, value, f"a number between {low:g} and {high:g}")
         return float(value)
 
     def seconds(self, name: str) -> float:
-        value = self.number(name, 0, math.inf)
-        if math.isinf(value):
-            raise self.wrong(name, value, "a finite number")
-        return value
+        return self.number(name, 0, LARGEST)
 
     def share(self, name: str) -> float:
         return self.number(name, 0, 1)
@@ -98,6 +99,9 @@ class Fields:
 
     def inner(self, name: str) -> Fields:
         return Fields(self.get(name), f"{self.where}: {name}")
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        return self.inner(name)._content
 
     def optional(self, name: str) -> Fields | None:
         return None if self._content.get(name) is None else self.inner(name)

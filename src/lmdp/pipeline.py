@@ -269,8 +269,12 @@ def _trained(folder: RunFolder) -> Trained:
         metrics=tuple(metrics),
         privacy=None if config.method == "sgd" else privacy,
         audit=AuditReport.load(path) if path.exists() else None,
-        test_examples=metrics[-1].get("test_examples") if metrics else None,
+        test_examples=_count(metrics[-1].get("test_examples")) if metrics else None,
     )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 < value < 1e15 else None
 
 
 def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> RiskProfile:

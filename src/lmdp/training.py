@@ -96,12 +96,22 @@ class Job:
         return Checkpoint(self.steps, self.model.state_dict(), self.optimizer.state_dict(), engine, metrics)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_state_dict(dict(checkpoint.model))
-        self.optimizer.load_state_dict(dict(checkpoint.optimizer))
-        if self.engine is None:
-            self._plain_steps = checkpoint.step
-        else:
-            self.engine.load_state_dict(checkpoint.engine)
+        restore(checkpoint, self.model, self.optimizer, self.engine)
+        self._plain_steps = checkpoint.step
+
+
+def restore(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, engine: PrivacyEngine | None
+) -> None:
+    """Bring a training to a checkpoint. One of another training, or a forged one, is refused with a ValueError."""
+    try:
+        model.load_state_dict(dict(checkpoint.model))
+        optimizer.load_state_dict(dict(checkpoint.optimizer))
+        if engine is not None:
+            engine.load_state_dict(checkpoint.engine)
+    except (RuntimeError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"the checkpoint after step {checkpoint.step} does not fit this run ({reason})") from error
 
 
 def prepare(
@@ -151,7 +161,7 @@ def prepare(
 def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> PrivacyStatement:
     """Train to the end (from the newest checkpoint, if there is one), and leave model and privacy statement behind."""
     metrics = _restored(job, folder, show)
-    clock = Clock(float(metrics[-1]["seconds"]) if metrics else 0.0)
+    clock = Clock(float(metrics[-1].get("seconds", 0.0)) if metrics else 0.0)
     label = f"train {job.config.method}"
     with (
         torch.random.fork_rng(devices=[]),

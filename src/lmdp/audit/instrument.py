@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from lmdp.audit.examples import Examples, members_and_nonmembers
 from lmdp.audit.metrics import around
 from lmdp.audit.representations import MEMORY_LIMIT, WIDTH, Recording, compact_inputs, record
 from lmdp.audit.results import AuditReport, Leak, Peak
+from lmdp.data.npz import read_arrays
 
 Progress = Callable[[str], None]
 Part = Callable[[float], None]
@@ -75,19 +74,19 @@ def audit(
 def audit_embeddings(path: str | Path, **options: Any) -> AuditReport:
     """Audit embeddings from an `.npz` file with arrays `member`, `nonmember` and optionally `member_labels`,
     `nonmember_labels`."""
-    names = ("member", "nonmember", "member_labels", "nonmember_labels")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            known = sorted(file)
-            arrays = {name: file[name] for name in names if name in known}
-    except (ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a readable .npz of plain arrays ({error})") from None
+    return audit(None, *read_embeddings(path), **options)
+
+
+def read_embeddings(path: str | Path) -> list[Any]:
+    """Members and non-members, each with its labels where the file has those of both."""
+    found = read_arrays(Path(path), ("member", "nonmember", "member_labels", "nonmember_labels"))
+    arrays = {name: array.copy() for name, array in found.items()}  # torch wants arrays that could be written to
     if "member" not in arrays or "nonmember" not in arrays:
-        raise ValueError(f"{path} has arrays {known}; it must have 'member' and 'nonmember'")
+        raise ValueError(f"{path} has arrays {sorted(arrays)}; it must have 'member' and 'nonmember'")
     both: list[Any] = [arrays["member"], arrays["nonmember"]]
     if "member_labels" in arrays and "nonmember_labels" in arrays:
         both = [(both[0], arrays["member_labels"]), (both[1], arrays["nonmember_labels"])]
-    return audit(None, *both, **options)
+    return both
 
 
 def collect(

@@ -97,6 +97,13 @@ class PoissonSampler(Sampler[list[int]]):
         self.handouts: deque[Handout] = deque()
         self._drawn = 0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("size", "rate", "coins") and name in vars(self):
+            raise AttributeError(
+                f"{name} is fixed: the epsilon was computed for {name} = {getattr(self, name)}. Start a new training."
+            )
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         return self.steps
 

@@ -1,4 +1,8 @@
-"""`svhn`: the cropped digits, two MATLAB files. The digit 0 is stored as label 10."""
+"""`svhn`: the cropped digits, two MATLAB files. The digit 0 is stored as label 10.
+
+SciPy's reader of MATLAB files can crash the process on forged ones: only files whose SHA-256 is the published one get
+to it.
+"""
 
 from __future__ import annotations
 

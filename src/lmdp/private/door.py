@@ -25,7 +25,7 @@ class Door:
         self.ledger = ledger
         self.feed = feed
         self.foreign_steps = 0
-        self._private = {id(p) for p in step.tape.parameters.values()}
+        self._private = {id(p): p.dtype for p in step.tape.parameters.values()}
         self._before = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
         original_step, original_zero_grad = optimizer.step, optimizer.zero_grad
 
@@ -69,6 +69,11 @@ class Door:
         """Nothing may have become trainable, or stopped being, since the privacy analysis was made."""
         for group in self.optimizer.param_groups:
             for p in group["params"]:
+                if id(p) in self._private and p.dtype != self._private[id(p)]:
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(p.shape)} became {p.dtype} after make_private: bounds and noise "
+                        f"were set up for {self._private[id(p)]}. Convert the model first; autocast is fine."
+                    )
                 if (id(p) in self._private) != p.requires_grad or (id(p) not in self._private and p.grad is not None):
                     raise RuntimeError(
                         f"a parameter of shape {tuple(p.shape)} was added to the optimizer, frozen or unfrozen after "

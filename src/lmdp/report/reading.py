@@ -59,7 +59,7 @@ def finite(value: object) -> float | None:
     """The number, if it is one that can be drawn."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
+    return float(value) if abs(value) < 1e15 else None
 
 
 def wilson(share: float, total: int) -> tuple[float, float]:

@@ -171,6 +171,9 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+_NARROWEST = 0.4
+
+
 def text_width(words: str, size: float = 12) -> float:
     """About how wide words come out; rather too wide than too narrow."""
     return size * sum(map(_em, words))
@@ -180,7 +183,8 @@ def shorten(words: str, room: float, size: float = 12) -> str:
     """Words that fit into `room`, cut in the middle: layer names differ at both ends."""
     if text_width(words, size) <= room:
         return words
-    for kept in range(len(words) - 1, 1, -1):
+    most = int(room / (_NARROWEST * size)) + 1
+    for kept in range(min(len(words) - 1, most), 1, -1):
         shown = f"{words[: kept // 2]}…{words[-(kept - kept // 2) :]}"
         if text_width(shown, size) <= room:
             return shown
@@ -192,5 +196,5 @@ def _em(character: str) -> float:
     if unicodedata.east_asian_width(character) in "WF":
         return 1.05
     if character in "iljtfrI.,:;'|!()[] ":
-        return 0.4
+        return _NARROWEST
     return 1.0 if character in "mwMW@%<>=+#~…" else 0.77 if character.isupper() else 0.64

@@ -113,6 +113,8 @@ class RiskProfile:
             raise ValueError(f"{origin}: layers has two layers of the same name")
         if protocol == "paper" and any(layer.in_sample is None for layer in layers):
             raise ValueError(f"{origin}: layers lack in_sample, which protocol 'paper' needs")
+        if len({known for layer in layers for known in (layer.in_sample is None, layer.null is None)}) > 1:
+            raise ValueError(f"{origin}: some layers have in_sample and null, and some lack one of them")
         reference = root.optional("reference")
         shadow = root.inner("shadow")
         return cls(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmdp.fields import Fields
 from lmdp.runs.files import write
 
 FORMAT = 1
@@ -63,13 +64,27 @@ def decode(raw: bytes, origin: str) -> Checkpoint:
         raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
     if not intact:
         raise ValueError(f"{origin} is damaged: its content does not match its digest")
-    state = json.loads(rest)
-    if state["format"] != FORMAT:
-        raise ValueError(f"{origin} has format {state['format']}; this version of lmdp reads format {FORMAT}")
     model = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
-    return Checkpoint(
-        state["step"], model, _optimizer_state(state["optimizer"], tensors), state["engine"], state["metrics"]
-    )
+    try:
+        state = Fields(json.loads(rest), origin)
+        state.format(FORMAT)
+        return Checkpoint(
+            state.integer("step", 0),
+            model,
+            _optimizer_state(state.mapping("optimizer"), tensors),
+            state.mapping("engine"),
+            [_row(row, origin) for row in state.items("metrics")],
+        )
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
+
+
+def _row(row: Any, origin: str) -> Mapping[str, Any]:
+    fields = Fields(row, f"{origin}: a row of metrics")
+    fields.integer("step", 0)
+    if "seconds" in row:
+        fields.seconds("seconds")
+    return dict(row)
 
 
 def _optimizer_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
