@@ -138,7 +138,9 @@ def _weights(story: Story) -> str:
     drawn = charts.weights(story)
     if not drawn:
         return ""
-    about = paragraph("The riskier a layer, the smaller its weight, and the smaller its share of every update.")
+    about = paragraph(
+        "Each layer's share of every update: its share of the gradient, turned down where the layer is riskier."
+    )
     figures = (
         chart(weights, f"weights-{i}", trained.name if len(drawn) > 1 else "")
         for i, (trained, weights) in enumerate(drawn)
