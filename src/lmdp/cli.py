@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
     audit.add_argument("--epsilon", action="store_true", help="also bound the epsilon of the training from below")
-    audit.add_argument("--runs", type=int, default=400, help="trainings per bound by repetition (default: %(default)s)")
+    audit.add_argument("--runs", type=int, default=1000, help="trainings per bound by repetition (default: %(default)s)")
     audit.add_argument("--nonmembers", metavar="SPEC", help="examples that were not (default: the run's test data)")
 
     compare = _command(commands, "compare", _compare, "train and audit several methods at the same epsilon")
