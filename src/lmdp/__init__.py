@@ -50,8 +50,8 @@ _ROOM_OF = {
 
 def __getattr__(name: str) -> Any:
     """Rooms are opened when they are first asked for, so that `lmdp --help` need not wait for torch."""
-    if name == "audit":
-        return importlib.import_module("lmdp.audit")
+    if name in ("audit", "data", "models", "report"):
+        return importlib.import_module(f"lmdp.{name}")
     if name in _ROOM_OF:
         return getattr(importlib.import_module(_ROOM_OF[name]), name)
     raise AttributeError(f"module 'lmdp' has no attribute {name!r}")

@@ -19,8 +19,8 @@ AccountantName = Literal["rdp", "pld"]
 MOST_STEPS = 10**12
 NEIGHBOURS = "add or remove one example"
 NOT_COVERED = (
-    "losses or models in which examples of a batch meet (class-weighted or ignore_index means, contrastive losses, "
-    "mixup, batch statistics): the guarantee assumes a sum or mean of terms that each depend on one example",
+    "losses or models in which examples of a batch meet (class-weighted, masked or ignore_index means, contrastive "
+    "losses, mixup, batch statistics): the guarantee assumes a sum or mean of terms that each depend on one example",
     "parameters outside the module that make_private was given, and risk or public data that is not public",
     "hyper-parameters and models chosen by looking at private data: every run counts for itself",
     "diagnostics: they are computed from private gradients without noise and are off by default",

@@ -26,7 +26,7 @@ Train models on private data that are then served as embeddings, without leaking
 """
 SPECS_HELP = """\
 data SPECs: mnist, fashion-mnist, cifar10, cifar100, svhn, celeba (downloaded, or found in the cache folder),
-digits, mnist-5k (install with the package), npz:FILE, folder:FOLDER (class folders), hf:NAME (Hugging Face)
+digits (in the package), mnist-5k (with lmdp[demo]), npz:FILE, folder:FOLDER (class folders), hf:NAME (Hugging Face)
 
 exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
 """
@@ -107,7 +107,9 @@ def parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
     audit.add_argument("--epsilon", action="store_true", help="also bound the epsilon of the training from below")
-    audit.add_argument("--runs", type=int, default=1000, help="trainings per bound by repetition (default: %(default)s)")
+    audit.add_argument(
+        "--runs", type=int, default=1000, help="trainings per bound by repetition (default: %(default)s)"
+    )
     audit.add_argument("--nonmembers", metavar="SPEC", help="examples that were not (default: the run's test data)")
 
     compare = _command(commands, "compare", _compare, "train and audit several methods at the same epsilon")
@@ -207,13 +209,19 @@ def _risk(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
     from lmdp import pipeline
 
     private = pipeline.private_data(config, show) if given or arguments.recipe else None
+    if private is None:
+        show.say(
+            "note: without --data the shadow data cannot be checked against the private data; they must be disjoint"
+        )
     profile = pipeline.estimate(config, private, show)
     profile.save(arguments.out)
     return {"text": f"\n{profile}\n\nrisk profile: {arguments.out}", "json": profile.to_dict()}
 
 
 def _train(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
-    config = _resumed(arguments) or _config(arguments, arguments.recipe)
+    saved = arguments.out / "config.toml"
+    again = str(saved) if arguments.resume and arguments.recipe is None and saved.exists() else None
+    config = _resumed(arguments) or _config(arguments, arguments.recipe or again)
     from lmdp import pipeline
 
     folder = pipeline.train(config, arguments.out, show, command=arguments.command_line, resume=arguments.resume)

@@ -256,7 +256,24 @@ def fresh_model(config: Config, source: Source) -> nn.Module:
     if config.model in MODELS:  # a user's own may rely on the layout, in view() for example
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     LayerMap.of(model)  # refuses a model without trainable layers before anything long begins
+    _try_out(model, config.model, source)
     return model
+
+
+def _try_out(model: nn.Module, name: str, source: Source) -> None:
+    """One made-up example, before anything is written: the model must give one score per class."""
+    shape = source.train.shape
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(training.laid_out(torch.zeros(1, *shape), model))
+    except Exception as error:
+        raise ValueError(f"model {name!r} does not take examples of shape {shape}: {error}") from error
+    finally:
+        model.train()
+    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < len(source.classes):
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"model {name!r} gives {found} for 1 example; it must give (1, {len(source.classes)}) scores")
 
 
 def _trained(folder: RunFolder) -> Trained:

@@ -256,7 +256,7 @@ def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str
         "test_accuracy": None if test is None else accuracy(job.model, *test),
         "test_examples": None if test is None else len(test[1]),
         "layer_weights": job.layer_weights,
-        "seconds": round(clock.seconds, 3),
+        "seconds": round(clock.seconds),
     }
 
 

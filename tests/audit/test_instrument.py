@@ -242,7 +242,7 @@ def test_embeddings_of_a_black_box_can_be_audited_from_a_file(tmp_path: Path) ->
     assert report.layers[0].name == "embedding"
     assert report.layers[0].auc > 0.9
     np.savez(tmp_path / "bad.npz", member=inside)
-    with pytest.raises(ValueError, match=r"\['member'\]; it must have 'member' and 'nonmember'"):
+    with pytest.raises(ValueError, match="it must have 'member' and 'nonmember'"):
         lmdp.audit_embeddings(tmp_path / "bad.npz")
 
 

@@ -126,16 +126,22 @@ def test_every_batch_skipped_in_a_pass_that_steps_others_is_counted() -> None:
     assert source.feed.skipped == empty
 
 
-def test_looking_without_stepping_and_breaking_off_skip_nothing() -> None:
+def test_looking_without_stepping_and_breaking_off_for_good_skip_nothing() -> None:
     source = poisson_loader(loader(40, 4), coins=Seeded(0).coins)
     next(iter(source))
+    assert len(list(source)) == 10
+    for i, _ in enumerate(source):
+        source.feed.take()
+        if i == 5:
+            break
     assert len(list(source)) == 10
     for i, _ in enumerate(source):
         if i == 5:
             break
         source.feed.take()
-    assert len(list(source)) == 10
     assert source.feed.skipped == 0
+    next(iter(source))  # it went on after all: the batch at which it broke off was seen, and left out
+    assert source.feed.skipped == 1
 
 
 def test_the_sampling_rate_is_the_batch_size_over_the_dataset_size() -> None:

@@ -651,7 +651,7 @@ def test_a_model_run_on_other_rows_than_the_loader_gave_is_refused() -> None:
     x, y = next(iter(loader))
     twice = torch.cat([x, x])
     F.cross_entropy(model(twice), torch.cat([y, y])).backward()
-    with pytest.raises(RuntimeError, match=f"run on {2 * len(x)} examples, but the data loader handed out {len(x)}"):
+    with pytest.raises(RuntimeError, match="another number of examples than the data loader handed out"):
         optimizer.step()
 
 

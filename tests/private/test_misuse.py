@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +41,50 @@ def test_loading_an_earlier_state_does_not_refund_steps() -> None:
     engine, model, optimizer, loader = private()
     early = engine.state_dict()
     train(model, optimizer, loader)
-    with pytest.raises(ValueError, match="5 steps and the state only 0"):
+    with pytest.raises(ValueError, match="made 5 steps of its own"):
         engine.load_state_dict(early)
     assert engine.steps == 5
+    with pytest.raises(ValueError, match="made 5 steps of its own"):  # nor does one that counts as many
+        engine.load_state_dict(engine.state_dict())
+
+
+def test_a_batch_whose_step_raised_counts_as_skipped() -> None:
+    engine, model, optimizer, loader = private()
+    for number, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        if number == 2 and len(x):
+            with pytest.raises(RuntimeError):
+                optimizer.step()  # without backward: the loop goes on as if nothing had been
+            continue
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert "1 batches were drawn and skipped" in engine.privacy_statement(1e-5).reasons[0]
+
+
+def test_forked_and_copied_entropy_never_repeats() -> None:
+    from lmdp.private.noise import Entropy
+
+    chance = Entropy()
+    assert not torch.equal(copy.deepcopy(chance).coins(0, 8), chance.coins(0, 8))
+    mine, theirs = copy.copy(chance), pickle.loads(pickle.dumps(chance))
+    assert not torch.equal(mine.coins(0, 8), theirs.coins(0, 8))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, chance.coins(0, 8).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 64) != chance.coins(0, 8).numpy().tobytes()
+
+
+@pytest.mark.parametrize(("told", "reduction"), [("mean", "sum"), ("sum", "mean")])
+def test_a_loss_of_another_reduction_than_told_is_refused(told: str, reduction: str) -> None:
+    engine, model, optimizer, loader = private(loss_reduction=told)
+    x, y = next((x, y) for x, y in loader if len(x))
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=f"loss_reduction='{reduction}'"):
+        F.cross_entropy(model(x), y, reduction=reduction).backward()
+    engine.detach()
 
 
 def test_a_state_of_another_dataset_size_is_refused() -> None:

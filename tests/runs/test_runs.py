@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lmdp.config import Config
-from lmdp.runs import Checkpoint, RunFolder, load_model, save_model, write
+from lmdp.runs import Checkpoint, RunFolder, load_model, save_model, write, write_json
 from lmdp.runs.checkpoint import decode, encode
 
 
@@ -122,6 +123,25 @@ def test_without_any_readable_checkpoint_nothing_is_trained_for_free(tmp_path: P
     folder = folder_with(tmp_path, 10)
     (folder / "checkpoints" / "step-00000010.safetensors").unlink()
     with pytest.raises(ValueError, match="10 steps were made"):
+        folder.latest(lambda _: None)
+
+
+def test_what_the_statement_counts_stays_charged_whatever_else_is_deleted(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, 10, 20)
+    write_json(folder / "privacy.json", {"steps": 20})
+    (folder / "checkpoints" / "step-00000020.safetensors").unlink()
+    (folder / "metrics.jsonl").write_text('{"step": 10}\n')
+    assert folder.latest(lambda _: None, repeats=True).step == 10
+    found = folder.latest(lambda _: None)
+    assert found is not None
+    assert found.step == 20
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="20 steps were made"):
+        folder.latest(lambda _: None)
+    (folder / "privacy.json").unlink()
+    save_model(folder / "model.safetensors", nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="all steps were made"):
         folder.latest(lambda _: None)
 
 

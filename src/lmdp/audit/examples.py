@@ -78,6 +78,11 @@ def members_and_nonmembers(members: Any, nonmembers: Any, *, seed: int) -> Examp
     pick_in = [i for i in sorted(range(len(keys_in)), key=keys_in.__getitem__) if keys_in[i] not in both]
     pick_out = [i for i in sorted(range(len(keys_out)), key=keys_out.__getitem__) if keys_out[i] not in both]
     size = min(len(pick_in), len(pick_out))
+    if size == 0:
+        raise ValueError(
+            f"of {len(x_in)} members and {len(x_out)} non-members, {len(both)} occur in both groups, and none is left "
+            "to compare. Non-members must be examples that were not trained on."
+        )
     pick_in, pick_out = pick_in[:size], pick_out[:size]
     keys = [keys_in[i] for i in pick_in] + [keys_out[i] for i in pick_out]
     order = sorted(range(len(keys)), key=keys.__getitem__)

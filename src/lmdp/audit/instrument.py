@@ -82,7 +82,7 @@ def read_embeddings(path: str | Path) -> list[Any]:
     found = read_arrays(Path(path), ("member", "nonmember", "member_labels", "nonmember_labels"))
     arrays = {name: array.copy() for name, array in found.items()}  # torch wants arrays that could be written to
     if "member" not in arrays or "nonmember" not in arrays:
-        raise ValueError(f"{path} has arrays {sorted(arrays)}; it must have 'member' and 'nonmember'")
+        raise ValueError(f"{path} lacks arrays of embeddings; it must have 'member' and 'nonmember'")
     both: list[Any] = [arrays["member"], arrays["nonmember"]]
     if "member_labels" in arrays and "nonmember_labels" in arrays:
         both = [(both[0], arrays["member_labels"]), (both[1], arrays["nonmember_labels"])]

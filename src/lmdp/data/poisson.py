@@ -51,7 +51,8 @@ class Feed:
     """Tells the private step what the loader handed out last, and counts batches that the loop skipped.
 
     A batch is skipped if it was handed out and not stepped in a pass that steps others: what is skipped may depend on
-    what was seen. A pass without any step (evaluation) and a loop that breaks off skip nothing.
+    what was seen. So is a batch whose step raised, and one at which a pass that made steps was broken off before
+    another pass began. A pass without any step (evaluation) skips nothing, nor does a loop that ends for good.
     """
 
     _current: Handout | None = None
@@ -60,6 +61,7 @@ class Feed:
     _skipped_before: int = 0
 
     def begin_pass(self) -> None:
+        self._untaken += self._current is not None  # the pass before was broken off at a batch that was seen
         self._skipped_before = self.skipped
         self._current, self._untaken, self._taken = None, 0, False
 
@@ -76,6 +78,10 @@ class Feed:
         handout, self._current = self._current, None
         self._taken |= handout is not None
         return handout
+
+    def lose(self) -> None:
+        """A batch was taken and nothing came of it, because its step raised."""
+        self._skipped_before += 1
 
     @property
     def skipped(self) -> int:

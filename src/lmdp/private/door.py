@@ -58,12 +58,20 @@ class Door:
         if last:
             self.ledger.check_next()
         if handed is None or not handed.empty or self.step.tape.complete:
-            self.step.absorb()
+            self._absorb()
         if last:
             self.ledger.record_step()  # before anything is released: a crash from here on has been paid for
             self.step.release(self.ledger.steps)
             original_step()
         return loss
+
+    def _absorb(self) -> None:
+        try:
+            self.step.absorb()
+        except BaseException:
+            if self.feed is not None:
+                self.feed.lose()  # a loop that catches this and goes on has skipped a batch
+            raise
 
     def _check_parameters(self) -> None:
         """Nothing may have become trainable, or stopped being, since the privacy analysis was made."""
@@ -90,10 +98,12 @@ class Door:
         if handed is None:
             self.foreign_steps += self.feed is not None
             return None
-        if seen is not None and seen != handed.size:
+        if seen is not None and seen != handed.size:  # without the numbers: the size of a batch is private
+            assert self.feed is not None
+            self.feed.lose()
             raise RuntimeError(
-                f"the model was run on {seen} examples, but the data loader handed out {handed.size}: rows of the "
-                "batch would be mistaken for examples. Pass whole examples to the model, batch first; for several "
-                "views of an example call the model once per view."
+                "the model was run on another number of examples than the data loader handed out: rows of the batch "
+                "would be mistaken for examples. Pass whole examples to the model, batch first; for several views of "
+                "an example call the model once per view."
             )
         return handed

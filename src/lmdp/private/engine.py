@@ -136,7 +136,14 @@ class PrivacyEngine:
         optimal = method == "lm-optimal"
         risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
 
-        tape = Tape(module, layers, generic_modules=generic, memory_budget=memory_budget, check_mixing=check_mixing)
+        tape = Tape(
+            module,
+            layers,
+            generic_modules=generic,
+            memory_budget=memory_budget,
+            check_mixing=check_mixing,
+            mean_loss=loss_reduction == "mean",
+        )
         try:
             probe = PublicProbe(tape, public_data, criterion, method_clipping, optimal) if weights == "public" else None
             source = _source(weights, risk_factors, optimal, probe, public_every, weight_budget)
@@ -297,10 +304,10 @@ class PrivacyEngine:
         if mine != theirs:
             differing = {k: (theirs.get(k), mine.get(k)) for k in {*mine, *theirs} if theirs.get(k) != mine.get(k)}
             raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
-        if run.ledger.steps > int(state["steps"]):
+        if run.ledger.steps:
             raise ValueError(
-                f"this engine has made {run.ledger.steps} steps and the state only {state['steps']}: going back would "
-                "forget steps that were paid for. Load a state into a new engine, before its first step."
+                f"this engine has made {run.ledger.steps} steps of its own, which going over to another state would "
+                "forget. Load a state into a new engine, before its first step."
             )
         run.ledger.steps = int(state["steps"])
         run.inherited_reasons = tuple(dict.fromkeys([*run.inherited_reasons, *state["reasons"]]))

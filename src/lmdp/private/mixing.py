@@ -38,8 +38,9 @@ REMEDY = (
 class MixingProbe:
     """Waits for the first forward and backward pass that can be judged; `done` after that."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, mean_loss: bool = True) -> None:
         self._model = weakref.ref(model)
+        self._mean_loss = mean_loss
         self._tries_left = {"model": TRIES, "loss": TRIES}
         self._outputs: list[Tensor] = []
         _watch(self)
@@ -74,6 +75,7 @@ class MixingProbe:
         if not (outputs and isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
             return
         _refuse_uneven_means(loss, outputs)
+        _refuse_other_reduction(loss, self._mean_loss)
         verdict = _rows_meet(loss, outputs)
         if verdict:
             raise RuntimeError(
@@ -203,6 +205,17 @@ def _refuse_uneven_means(loss: Tensor, outputs: Sequence[Tensor]) -> None:
                 f"the loss is a mean with {how}: it divides by a number that the labels of all examples decide. Use "
                 f"reduction='sum', and loss_reduction='sum' in make_private. {REMEDY}"
             )
+
+
+def _refuse_other_reduction(loss: Tensor, mean_loss: bool) -> None:
+    """A loss of torch's own that says how it combines examples, where make_private was told otherwise."""
+    reduction = getattr(loss.grad_fn, "_saved_reduction", None)
+    if reduction == (2 if mean_loss else 1):
+        found, told = ("sum", "mean") if mean_loss else ("mean", "sum")
+        raise RuntimeError(
+            f"the loss is a {found} over the examples of a batch, but loss_reduction is '{told}': every example would "
+            f"be scaled by the size of the batch. Pass loss_reduction='{found}' to make_private."
+        )
 
 
 def _nodes(loss: Tensor, stop: set[Any]) -> Iterator[Any]:

@@ -14,6 +14,7 @@ same seed gives the same noise on any number of threads.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,14 +62,29 @@ class Entropy:
     source = "Mersenne Twister, its whole state from the operating system"
 
     def __init__(self) -> None:
+        self._fill()
+
+    def _fill(self) -> None:
+        self._process = os.getpid()
         self._coins = entropy_generator()
         self._noise = GaussianNoise([entropy_generator() for _ in range(STREAMS)])
 
     def coins(self, draw: int, size: int) -> Tensor:
+        self._refresh()
         return torch.rand(size, generator=self._coins, dtype=torch.float64)
 
     def noise(self, step: int) -> Noise:
+        self._refresh()
         return self._noise
+
+    def _refresh(self) -> None:
+        """A forked process must not draw what its parent draws: their releases would differ without noise."""
+        if os.getpid() != self._process:
+            self._fill()
+
+    def __reduce__(self) -> tuple[type[Entropy], tuple[()]]:
+        """A copy, or one sent to another process, draws its own entropy."""
+        return Entropy, ()
 
 
 class Seeded:
@@ -145,7 +161,9 @@ def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) ->
 
 def _drawing(stream: torch.Generator) -> Fill:
     def fill(part: Tensor, std: float) -> None:
-        part.normal_(0.0, std, generator=stream)
+        """In double precision, whatever the part: in single precision PyTorch's draws end at 5.77 deviations, and a
+        value beyond that would tell for certain which of two datasets it came from."""
+        part.copy_(torch.empty(part.shape, dtype=torch.float64).normal_(0.0, std, generator=stream))
 
     return fill
 

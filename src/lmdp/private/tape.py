@@ -38,6 +38,7 @@ class Tape:
         generic_modules: Iterable[str] = (),
         memory_budget: int | None = None,
         check_mixing: bool = False,
+        mean_loss: bool = True,
     ) -> None:
         self.model = model
         self.layers = layers
@@ -59,7 +60,7 @@ class Tape:
         self.reset()
         _keep_freed_memory()
         self._attach()
-        self.mixing = MixingProbe(model) if check_mixing else None
+        self.mixing = MixingProbe(model, mean_loss=mean_loss) if check_mixing else None
         weakref.finalize(self, _remove, self._handles)
 
     # -- attaching ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdp.config import Config
+from lmdp.fields import Fields
 from lmdp.runs.checkpoint import Checkpoint, decode, encode
 from lmdp.runs.files import unfinished, write
 
@@ -104,7 +105,7 @@ class RunFolder:
         """
         whole, broken_off = self._checkpoints(), self._unfinished()
         seen = whole if repeats else whole + broken_off
-        charged = max([step for step, _ in seen] + [self._last_step_in_metrics()])
+        charged = max([step for step, _ in seen] + [self._last_step_in_metrics(), 0 if repeats else self._stated()])
         for _, path in sorted(whole + broken_off, reverse=True):
             try:
                 found = decode(path.read_bytes(), str(path))
@@ -121,10 +122,10 @@ class RunFolder:
             for _, old in broken_off:
                 old.unlink(missing_ok=True)
             return found
-        if charged:
+        if charged or self.finished:
             raise ValueError(
-                f"{self.path}: {charged} steps were made but no checkpoint is readable. Start a new run in another "
-                "folder; what this one has shown counts as spent."
+                f"{self.path}: {charged or 'all'} steps were made but no checkpoint is readable. Start a new run in "
+                "another folder; what this one has shown counts as spent."
             )
         return None
 
@@ -152,6 +153,11 @@ class RunFolder:
         if not rows and not (self / "metrics.jsonl").exists():
             return
         write(self / "metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def _stated(self) -> int:
+        """The steps that the privacy statement counts: it is written before anything that they paid for."""
+        path = self / "privacy.json"
+        return Fields.load(path, "a privacy statement").integer("steps", 0) if path.exists() else 0
 
     def _last_step_in_metrics(self) -> int:
         steps = [row.get("step") for row in self.metrics()]
