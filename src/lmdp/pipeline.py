@@ -15,12 +15,13 @@ from lmdp import training
 from lmdp.audit.examples import refuse_overlap
 from lmdp.audit.instrument import audit as audit_model
 from lmdp.audit.instrument import audit_embeddings
+from lmdp.audit.representations import evaluation
 from lmdp.audit.results import AuditReport
 from lmdp.config import Config
 from lmdp.data import Images, Source, load
 from lmdp.fields import read_object
 from lmdp.layers import LayerMap
-from lmdp.models import MODELS, build
+from lmdp.models import build
 from lmdp.progress import Show
 from lmdp.report import Story, Trained, figures, render
 from lmdp.risk import RiskProfile, estimate_risk
@@ -253,8 +254,6 @@ def fresh_model(config: Config, source: Source) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed or 0)
         model = build(config.model, source.train.shape, len(source.classes))
-    if config.model in MODELS:  # a user's own may rely on the layout, in view() for example
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     LayerMap.of(model)  # refuses a model without trainable layers before anything long begins
     _try_out(model, config.model, source)
     return model
@@ -263,14 +262,11 @@ def fresh_model(config: Config, source: Source) -> nn.Module:
 def _try_out(model: nn.Module, name: str, source: Source) -> None:
     """One made-up example, before anything is written: the model must give one score per class."""
     shape = source.train.shape
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluation(model), torch.no_grad():
             output = model(training.laid_out(torch.zeros(1, *shape), model))
     except Exception as error:
         raise ValueError(f"model {name!r} does not take examples of shape {shape}: {error}") from error
-    finally:
-        model.train()
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < len(source.classes):
         found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"model {name!r} gives {found} for 1 example; it must give (1, {len(source.classes)}) scores")

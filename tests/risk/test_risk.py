@@ -155,3 +155,18 @@ def test_impossible_estimates_are_refused(options: dict[str, Any], complaint: st
         lmdp.estimate_risk(small, arguments.pop("shadow_dataset"), **arguments)
     with pytest.raises(ValueError, match="epochs"):
         Schedule(epochs=0)
+
+
+def test_a_model_that_relies_on_the_layout_of_its_images_is_estimated() -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4 * 6 * 6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).relu()
+            return self.head(x.view(len(x), -1))
+
+    data = torch.randn(240, 1, 8, 8), torch.randint(0, 3, (240,))
+    profile = lmdp.estimate_risk(Viewing, data, schedule=Schedule(epochs=1))
+    assert [layer.name for layer in profile.layers] == ["conv", "head"]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from lmdp.models.cnn import DCNN, SCNN
@@ -66,7 +67,8 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
         raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}, or module:factory.{hint}")
     if len(shape) != 3:
         raise ValueError(f"model {name!r} takes images (channels, height, width); the examples have shape {shape}")
-    return MODELS[name](shape, classes)
+    # Channels last in memory: faster. A user's own model may rely on the usual layout, in view() for example.
+    return MODELS[name](shape, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:

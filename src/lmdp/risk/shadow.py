@@ -74,8 +74,6 @@ def train_shadow(
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
     model.train()
-    if inputs.dim() == 4:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train = test = 0.0
     epoch = 0
     for epoch in range(1, schedule.epochs + 1):
