@@ -28,7 +28,7 @@ test-all: $(INSTALLED)  ## the same, and the slow tests
 	$(BIN)/python -m pytest -n auto -q
 
 bench: $(INSTALLED)  ## time and memory of a private step against non-private SGD and Opacus
-	$(BIN)/python benchmarks/step_time.py --out bench
+	$(BIN)/lmdp bench --out bench
 
 fmt: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -1,6 +1,8 @@
-"""`python benchmarks/step_time.py --help`: the bench of `lmdp.bench`, from the command line."""
+"""`python benchmarks/step_time.py` is `lmdp bench`, with the same options."""
 
-from lmdp.bench import main
+import sys
+
+from lmdp.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["bench", *sys.argv[1:]]))

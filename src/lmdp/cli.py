@@ -31,7 +31,6 @@ digits (in the package), mnist-5k (with lmdp[demo]), npz:FILE, folder:FOLDER (cl
 exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
 """
 DEMO_METHODS = "sgd,dpsgd,lm"
-DATA_KEYS = ("model", "data", "size", "channels")
 RISK_KEYS = ("model", "data", "shadow", "size", "channels", "shadow_models", "shadow_epochs", "protocol", "seed")
 COMPARE_KEYS = tuple(key for key in RULES if key not in ("method",))
 TRAIN_KEYS = tuple(key for key in RULES if not key.startswith("shadow_") and key != "protocol")
@@ -164,14 +163,14 @@ def _options(to: argparse.ArgumentParser, keys: Sequence[str]) -> None:
         )
 
 
-def _config(arguments: argparse.Namespace, recipe_name: str | None, **fixed: Any) -> Config:
-    """Recipe, then command line, then what the command itself decides."""
+def _config(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
+    """The recipe, overridden by the command line."""
     values = recipe(recipe_name) if recipe_name else {}
     for name, text in vars(arguments).items():
         key = name.removeprefix("key_")
         if name.startswith("key_") and text is not None:
             values[key] = RULES[key].parse(f"--{key.replace('_', '-')}", text)
-    return Config.of({**values, **fixed}, recipe_name or "configuration")
+    return Config.of(values, recipe_name or "configuration")
 
 
 def _demo(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
@@ -219,9 +218,7 @@ def _risk(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
 
 
 def _train(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
-    saved = arguments.out / "config.toml"
-    again = str(saved) if arguments.resume and arguments.recipe is None and saved.exists() else None
-    config = _resumed(arguments) or _config(arguments, arguments.recipe or again)
+    config = _config(arguments, arguments.recipe or _saved_recipe(arguments))
     from lmdp import pipeline
 
     folder = pipeline.train(config, arguments.out, show, command=arguments.command_line, resume=arguments.resume)
@@ -232,14 +229,13 @@ def _train(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
     return {"text": text, "json": {"summary": pipeline.summary(folder), "privacy": privacy, "out": str(arguments.out)}}
 
 
-def _resumed(arguments: argparse.Namespace) -> Config | None:
-    """`--resume` alone takes the configuration of the run itself."""
-    given = [name for name, text in vars(arguments).items() if name.startswith("key_") and text is not None]
-    if arguments.resume and not given and arguments.recipe is None:
-        path = arguments.out / "config.toml"
-        if not path.exists():
-            raise FileNotFoundError(f"{arguments.out} holds no run to resume: it has no config.toml")
-        return Config.load(path)
+def _saved_recipe(arguments: argparse.Namespace) -> str | None:
+    """A resumed run takes its own configuration for a recipe. One not yet begun is begun, if options say with what."""
+    saved = arguments.out / "config.toml"
+    if arguments.resume and saved.exists():
+        return str(saved)
+    if arguments.resume and not any(text for name, text in vars(arguments).items() if name.startswith("key_")):
+        raise FileNotFoundError(f"{arguments.out} holds no run to resume: it has no config.toml")
     return None
 
 

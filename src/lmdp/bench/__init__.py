@@ -1,5 +1,5 @@
 """Speed and memory of one private step against non-private SGD and other libraries, in one run."""
 
-from lmdp.bench.run import main, run, table
+from lmdp.bench.run import run, table
 
-__all__ = ["main", "run", "table"]
+__all__ = ["run", "table"]

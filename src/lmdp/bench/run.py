@@ -6,10 +6,8 @@ with the others, and the median is compared with that of non-private SGD in the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,28 +103,3 @@ def _rows(seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> dict
             "memory": peak / base_peak if peak is not None and base_peak else None,
         }
     return rows
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="lmdp bench", description=__doc__)
-    parser.add_argument("--models", default=",".join(CASES), help=f"comma-separated, of {', '.join(CASES)}")
-    parser.add_argument("--steps", type=int, default=9, help="timed steps of every contender")
-    parser.add_argument("--only", default="", help="comma-separated parts of contenders' names")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the memory runs, one process each")
-    parser.add_argument("--channels-last", action="store_true", help="time in channels_last, SGD too")
-    parser.add_argument("--out", type=Path, help="folder for bench.json and bench.svg")
-    options = parser.parse_args(argv)
-    run(
-        models=options.models.split(","),
-        steps=options.steps,
-        only=[part for part in options.only.split(",") if part],
-        memory=not options.no_memory,
-        channels_last=options.channels_last,
-        out=options.out,
-        say=_say,
-    )
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

@@ -82,8 +82,7 @@ class MixingProbe:
                 "the loss lets the examples of a batch meet: the gradient at one example's output depends on another "
                 f"example's output (a contrastive loss, a statistic of the batch). {REMEDY}"
             )
-        self._tries_left["loss"] = 0 if verdict is False else self._tries_left["loss"] - 1
-        self._close_if_done()
+        self._judged("loss", sound=verdict is False)
 
     def _judge_model(self, model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
         verdict = _outputs_meet(model, args, kwargs, size)
@@ -92,10 +91,11 @@ class MixingProbe:
                 "the model lets the examples of a batch meet: on made-up inputs, changing one example changed the "
                 f"outputs of others (a statistic of the batch, attention or normalisation across it). {REMEDY}"
             )
-        self._tries_left["model"] = 0 if verdict is False else self._tries_left["model"] - 1
-        self._close_if_done()
+        self._judged("model", sound=verdict is False)
 
-    def _close_if_done(self) -> None:
+    def _judged(self, what: str, *, sound: bool) -> None:
+        """Sound: not to be looked at again. Not to be told from this batch: one try less."""
+        self._tries_left[what] = 0 if sound else self._tries_left[what] - 1
         if self.done:
             self.close()
 
@@ -174,7 +174,7 @@ def _rows_meet(loss: Tensor, outputs: Sequence[Tensor]) -> bool | None:
                 return False  # the gradient at the outputs is a constant
             total = torch.stack(dependent).sum()
             found = torch.autograd.grad(total, [o for o, _ in used], retain_graph=True, allow_unused=True)
-    except (RuntimeError, NotImplementedError):  # a loss that cannot be differentiated twice
+    except RuntimeError:  # a loss that cannot be differentiated twice
         return None
     known = [h for h in found if h is not None]
     if not known:

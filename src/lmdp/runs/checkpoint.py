@@ -36,7 +36,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
     slots, state = _optimizer_tensors(checkpoint.optimizer)
     tensors = {f"model/{name}": tensor for name, tensor in checkpoint.model.items()} | slots
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    tensors = _copied(tensors)
     rest = json.dumps(
         {
             "format": FORMAT,
@@ -47,6 +47,11 @@ def encode(checkpoint: Checkpoint) -> bytes:
         }
     )
     return save(tensors, metadata={"state": rest, "digest": _digest(tensors, rest)})
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each with memory of its own, in the usual layout: safetensors refuses shared and strided ones."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def decode(raw: bytes, origin: str) -> Checkpoint:
@@ -120,8 +125,7 @@ def _digest(tensors: Mapping[str, Tensor], rest: str) -> str:
 def save_model(path: Path, model: torch.nn.Module) -> None:
     from safetensors.torch import save
 
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    write(path, save(tensors))
+    write(path, save(_copied(model.state_dict())))
 
 
 def load_model(path: Path, model: torch.nn.Module) -> None:
