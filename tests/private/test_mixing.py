@@ -167,9 +167,8 @@ def test_the_look_at_the_model_uses_no_value_of_the_batch() -> None:
         _, model, *_ = private(Watching())
         model(torch.full((7, 1, 6, 6), fill))
     first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert len(first) == 1 + 2
     assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:]))
-    assert all(len(x) == mixing.ROWS for x in first[1:])
+    assert [len(x) - mixing.ROWS for x in first[1:]] == [0, 0, 1]
 
 
 def test_the_look_leaves_random_state_buffers_and_results_alone() -> None:
@@ -199,8 +198,8 @@ def test_it_can_be_switched_off() -> None:
     assert first_step(F.cross_entropy, Centred(), check_mixing=False).steps == 2
 
 
-def test_it_looks_once_and_leaves_torch_as_it_was() -> None:
-    for probe in list(mixing._waiting):  # engines of other tests that never made a step
+def test_it_leaves_torch_as_it_was_when_the_engine_goes() -> None:
+    for probe in list(mixing._waiting):  # engines of other tests
         probe.close()
     original = torch.autograd.backward
     assert not hasattr(original, "__wrapped__")
@@ -209,10 +208,180 @@ def test_it_looks_once_and_leaves_torch_as_it_was() -> None:
     train(model, optimizer, loader)
     assert engine._attached.tape.mixing is not None
     assert engine._attached.tape.mixing.done
+    engine.detach()
     assert torch.autograd.backward is original
     other, *_ = private()
     other.detach()
     assert torch.autograd.backward is original
+
+
+class Texts(nn.Module):
+    """Tokens in, a class for each token out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x))
+
+
+def per_token(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+
+
+def masked_mean(output: Tensor, target: Tensor) -> Tensor:
+    mask = (target > 0).float()
+    return (per_token(output, target) * mask).sum() / mask.sum()
+
+
+def masked_mean_by_number(output: Tensor, target: Tensor) -> Tensor:
+    return per_token(output, target)[target > 0].sum() / int((target > 0).sum())
+
+
+def masked_mean_by_product(output: Tensor, target: Tensor) -> Tensor:
+    mask = (target > 0).float()
+    return (per_token(output, target) * mask).sum() * mask.sum().reciprocal()
+
+
+def mean_of_chosen(output: Tensor, target: Tensor) -> Tensor:
+    return per_token(output, target)[target > 0].mean()
+
+
+def squared_mean_of_chosen(output: Tensor, target: Tensor) -> Tensor:
+    chosen = target > 0
+    return F.mse_loss(output[chosen], F.one_hot(target[chosen], 3).float())
+
+
+def divided_first(output: Tensor, target: Tensor) -> Tensor:
+    return (per_token(output, target) / (target > 0).sum()).sum()
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return per_token(output, target).sum()
+
+
+def over_all(output: Tensor, target: Tensor) -> Tensor:
+    return per_token(output, target).mean()
+
+
+def own_means(output: Tensor, target: Tensor) -> Tensor:
+    mask = (target > 0).float()
+    return ((per_token(output, target) * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+def own_means_one_by_one(output: Tensor, target: Tensor) -> Tensor:
+    losses = per_token(output, target)
+    return sum(losses[i].sum() / (1 + target[i].sum()) for i in range(len(target))) / len(target)
+
+
+def own_means_by_slices(output: Tensor, target: Tensor) -> Tensor:
+    losses = per_token(output, target)
+    return sum(losses[i : i + 1].sum() / (1 + target[i].sum()) for i in range(len(target))) / len(target)
+
+
+def in_parts(output: Tensor, target: Tensor) -> Tensor:
+    return per_token(output, target).mean() / 4 + 0.1 * output.square().mean(dim=(1, 2)).mean()
+
+
+def sum_over_a_constant(output: Tensor, target: Tensor) -> Tensor:
+    return per_token(output, target).sum() / 37
+
+
+def steps_until_refused(loss: Loss, sizes: list[int], lengths: list[int] | None = None, **options: Any) -> int | None:
+    """How many steps of these batches are made before one is refused; None if none is."""
+    torch.manual_seed(0)
+    engine, model, optimizer, _ = private(Texts(), poisson_sampling=False, **options)
+    for i, size in enumerate(sizes):
+        x = torch.randint(0, 50, (size, lengths[i] if lengths else 6))
+        optimizer.zero_grad()
+        value = loss(model(x), torch.randint(0, 3, x.shape))
+        try:
+            value.backward()
+        except RuntimeError as error:
+            if "the loss divides by something else" not in str(error):
+                raise
+            return i if engine.steps == i else -1
+        optimizer.step()
+    return None
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        masked_mean,
+        masked_mean_by_number,
+        masked_mean_by_product,
+        mean_of_chosen,
+        squared_mean_of_chosen,
+        divided_first,
+        summed,
+    ],
+)
+def test_a_divisor_that_is_neither_fixed_nor_the_number_of_examples_is_refused(loss: Loss) -> None:
+    assert steps_until_refused(loss, [8, 11, 9]) == 1
+
+
+@pytest.mark.parametrize("loss", [over_all, own_means, own_means_one_by_one, own_means_by_slices, in_parts])
+def test_divisors_that_are_fixed_or_each_examples_own_pass(loss: Loss) -> None:
+    assert steps_until_refused(loss, [8, 11, 1, 9, 2, 30]) is None
+
+
+def test_a_sum_may_be_divided_by_a_constant_and_not_by_the_number_of_examples() -> None:
+    assert steps_until_refused(sum_over_a_constant, [8, 11, 1], loss_reduction="sum") is None
+    assert steps_until_refused(sum_over_a_constant, [8, 11]) == 1
+    assert steps_until_refused(over_all, [8, 11], loss_reduction="sum") == 1
+
+
+def test_a_mean_over_the_longest_example_is_refused_when_its_length_changes() -> None:
+    assert steps_until_refused(over_all, [8, 8, 8], [6, 6, 7]) == 2
+    assert steps_until_refused(own_means, [8, 8, 8], [6, 6, 7]) is None
+
+
+def test_labels_that_first_do_not_count_in_a_later_step_are_refused_there() -> None:
+    seen = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(len(target))
+        left = torch.where(target == 0, -100, target) if len(seen) > 3 else target
+        return F.cross_entropy(output.flatten(0, 1), left.flatten())
+
+    assert steps_until_refused(loss, [8, 11, 9, 10, 10]) == 3
+
+
+class TimeFirst(Texts):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).transpose(0, 1)
+
+
+class TimeFirstCentred(Texts):
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x).transpose(0, 1)
+        return output - output.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("length", [mixing.ROWS, mixing.ROWS + 1, 8])
+def test_examples_are_told_apart_where_they_are_not_the_first_dimension(length: int) -> None:
+    """Also where there are as many examples as tokens."""
+
+    def run(model: nn.Module, loss: Loss) -> None:
+        engine, model, optimizer, _ = private(model, poisson_sampling=False)
+        x = torch.randint(0, 50, (8, length))
+        loss(model(x), torch.randint(0, 3, (length, 8))).backward()
+        optimizer.step()
+        assert engine.steps == 1
+
+    def over_time(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy((output - output.mean(0)).flatten(0, 1), target.flatten())
+
+    def over_examples(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy((output - output.mean(1, keepdim=True)).flatten(0, 1), target.flatten())
+
+    run(TimeFirst(), over_time)
+    with pytest.raises(RuntimeError, match="the loss lets"):
+        run(TimeFirst(), over_examples)
+    with pytest.raises(RuntimeError, match="the model lets"):
+        run(TimeFirstCentred(), over_time)
 
 
 def test_models_with_several_outputs_tokens_and_inputs_that_cannot_be_made_up_pass() -> None:

@@ -107,7 +107,7 @@ class PrivacyEngine:
                          their lean rule, slower and as exact, until the sum fits; `engine.plan()` says what that costs
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
-        check_mixing     look once, in the first step, whether examples meet in the model or the loss, and refuse if so
+        check_mixing     look whether examples meet in the model or the loss, and refuse if so
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """

@@ -1,14 +1,16 @@
-"""Do examples meet, in the model or in the loss? Looked at once, in the first steps of a run, and refused if so.
+"""Do examples meet, in the model or in the loss? Looked for where a run can show it, and refused if so.
 
-The guarantee needs a loss that is a sum or mean of terms which each depend on one example. Two looks:
+The guarantee needs a loss that is a sum or mean of terms which each depend on one example. Three looks:
 
-    model   run on *made-up* examples of the batch's shape: if one is changed, the outputs of the others must not
-    loss    where the user's backward() begins: the gradient at one example's output must not depend on another's
-            output, and the mean must not divide by something that the examples' labels decide
+    model     in the first step, run on *made-up* examples of the batch's shape: if one is changed, the outputs of the
+              others must not change
+    loss      in the first step, where the user's backward() begins: the gradient at one example's output must not
+              depend on another's output, and the mean must not divide by something that labels decide
+    divisors  in every step: what the loss divides by is fixed, or the number of examples (divisors.py)
 
-Nothing of this leaks. The first look sees only shapes. The second sees private outputs, but for a loss whose terms each
-depend on one example it finds nothing, whatever the data: the derivative is zero, not small. It can speak only where
-the guarantee did not hold in the first place.
+Nothing of this leaks. The first look sees only shapes. The others see private outputs, but for a loss whose terms each
+depend on one example they find nothing, whatever the data: the derivative is zero, not small, and the divisor is what
+it was before. They can speak only where the guarantee did not hold in the first place.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
+
+from lmdp.private.divisors import Divisors
 
 ROWS = 4
 TRIES = 3
@@ -35,23 +40,39 @@ REMEDY = (
 )
 
 
+@dataclass
+class Rows:
+    """An output of the model, its node in the graph, and which of its dimensions counts the examples."""
+
+    output: Tensor
+    node: Any
+    dim: int
+
+    def of(self, like: Tensor) -> Tensor:
+        """A tensor of the output's shape, examples first."""
+        return like.movedim(self.dim, 0)
+
+
 class MixingProbe:
-    """Waits for the first forward and backward pass that can be judged; `done` after that."""
+    """Judges the model and the loss in the first step that allows it, the divisors in each, until `close`."""
 
     def __init__(self, model: nn.Module, *, mean_loss: bool = True) -> None:
         self._model = weakref.ref(model)
         self._mean_loss = mean_loss
         self._tries_left = {"model": TRIES, "loss": TRIES}
-        self._outputs: list[Tensor] = []
+        self._divisors = Divisors(mean_loss=mean_loss)
+        self._dims: list[int | None] | None = None
+        self._rows: list[Rows] = []
         _watch(self)
 
     @property
     def done(self) -> bool:
+        """Whether only the divisors are left to look at."""
         return not any(self._tries_left.values())
 
     def close(self) -> None:
         self._tries_left = dict.fromkeys(self._tries_left, 0)
-        self._outputs.clear()
+        self._rows.clear()
         _unwatch(self)
 
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any:
@@ -61,31 +82,48 @@ class MixingProbe:
             return output
         if self._tries_left["model"]:
             self._judge_model(model, args, kwargs, size)
-        if not self._tries_left["loss"]:
-            return output
-        # Copies: derivatives with respect to them stay outside the model.
-        output = pytree.tree_map(lambda leaf: leaf.clone() if _is_row_wise(leaf, size) else leaf, output)
-        self._outputs += [leaf for leaf in pytree.tree_leaves(output) if _is_row_wise(leaf, size)]
-        del self._outputs[:-MOST_OUTPUTS]
-        return output
+        leaves, spec = pytree.tree_flatten(output)
+        for i, dim in enumerate(self._counting(leaves, size)):
+            if dim is not None:
+                # A copy while the loss is still to be judged: derivatives with respect to it stay outside the model.
+                leaves[i] = leaves[i].clone() if self._tries_left["loss"] else leaves[i]
+                self._rows.append(Rows(leaves[i], leaves[i].grad_fn, dim))
+        del self._rows[:-MOST_OUTPUTS]
+        return pytree.tree_unflatten(leaves, spec)
 
     def before_backward(self, loss: Any) -> None:
         """Judge the loss, if it was computed from the model's outputs."""
-        outputs, self._outputs = self._outputs, []
-        if not (outputs and isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        rows, self._rows = self._rows, []
+        if not (rows and isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
             return
-        _refuse_uneven_means(loss, outputs)
-        _refuse_other_reduction(loss, self._mean_loss)
-        verdict = _rows_meet(loss, outputs)
-        if verdict:
+        if self._tries_left["loss"]:
+            self._judge_loss(loss, rows)
+        if not self._divisors.hold(loss, [row.node for row in rows], rows[0].output.shape[rows[0].dim]):
+            told, ought = ("mean", "the number of examples") if self._mean_loss else ("sum", "a constant")
             raise RuntimeError(
-                "the loss lets the examples of a batch meet: the gradient at one example's output depends on another "
-                f"example's output (a contrastive loss, a statistic of the batch). {REMEDY}"
+                f"the loss divides by something else than in the step before, and not by {ought} (a mask, labels that "
+                f"do not count, the longest example of the batch; or loss_reduction is not '{told}'). Divide by the "
+                f"same number in every step, with loss_reduction='sum', or take the mean of each example's own. "
+                f"{REMEDY}"
             )
-        self._judged("loss", sound=verdict is False)
+
+    def _counting(self, leaves: list[Any], size: int) -> list[int | None]:
+        """Which dimension of each output counts the examples: as the made-up ones showed, else the first."""
+        if self._dims is None or len(self._dims) != len(leaves):
+            dims: list[int | None] = [0] * len(leaves)
+        else:
+            dims = self._dims
+        return [
+            dim if dim is not None and _is_float(leaf, dim) and leaf.requires_grad and leaf.shape[dim] == size else None
+            for leaf, dim in zip(leaves, dims)
+        ]
 
     def _judge_model(self, model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
-        verdict = _outputs_meet(model, args, kwargs, size)
+        found = _made_up_outputs(model, args, kwargs, size)
+        verdict = None
+        if found is not None:
+            self._dims = [_counting_dim(a, longer) for a, _, longer in found]
+            verdict = _outputs_meet([(a, b, dim) for (a, b, _), dim in zip(found, self._dims) if dim is not None])
         if verdict:
             raise RuntimeError(
                 "the model lets the examples of a batch meet: on made-up inputs, changing one example changed the "
@@ -93,42 +131,63 @@ class MixingProbe:
             )
         self._judged("model", sound=verdict is False)
 
+    def _judge_loss(self, loss: Tensor, rows: Sequence[Rows]) -> None:
+        _refuse_uneven_means(loss, {row.node for row in rows})
+        _refuse_other_reduction(loss, self._mean_loss)
+        verdict = _rows_meet(loss, rows)
+        if verdict:
+            raise RuntimeError(
+                "the loss lets the examples of a batch meet: the gradient at one example's output depends on another "
+                f"example's output (a contrastive loss, a statistic of the batch). {REMEDY}"
+            )
+        self._judged("loss", sound=verdict is False)
+
     def _judged(self, what: str, *, sound: bool) -> None:
         """Sound: not to be looked at again. Not to be told from this batch: one try less."""
         self._tries_left[what] = 0 if sound else self._tries_left[what] - 1
-        if self.done:
-            self.close()
 
 
-def _outputs_meet(model: nn.Module, args: Any, kwargs: Any, size: int) -> bool | None:
-    """Whether one made-up example changes the others' outputs; None if the model cannot run on such inputs."""
+def _made_up_outputs(model: nn.Module, args: Any, kwargs: Any, size: int) -> list[tuple[Any, Any, Any]] | None:
+    """Each output for made-up examples, with the first of them changed, and with one more; None if it cannot run."""
     generator = torch.Generator().manual_seed(0)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     batches = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size]
-    plain = [_made_up(leaf, generator) for leaf in batches]
+    longer = [_made_up(leaf, generator) for leaf in batches]
+    plain = [made[:ROWS] for made in longer]
     changed = [_changed(made, generator) for made in plain]
 
-    def run(made: list[Tensor]) -> list[Tensor]:
+    def run(made: list[Tensor]) -> list[Any]:
         left = iter(made)
         mine = [next(left) if any(leaf is b for b in batches) else leaf for leaf in leaves]
         mine_args, mine_kwargs = pytree.tree_unflatten(mine, spec)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with torch.no_grad(), torch.random.fork_rng(_devices(model)):
             torch.manual_seed(0)  # the same dropout twice
-            output = functional_call(model, buffers, mine_args, mine_kwargs)
-        return [leaf for leaf in pytree.tree_leaves(output) if _is_row_wise(leaf, ROWS, graph=False)]
+            return pytree.tree_leaves(functional_call(model, buffers, mine_args, mine_kwargs))
 
     try:
-        before, after = run(plain), run(changed)
+        return list(zip(run(plain), run(changed), run(longer)))
     except Exception:  # made-up inputs may be refused by any model, for any reason: then nothing is known
         return None
-    pairs = [(a[1:], b[1:]) for a, b in zip(before, after) if a.shape == b.shape]
+
+
+def _counting_dim(plain: Any, longer: Any) -> int | None:
+    """The dimension that grew with the number of examples."""
+    if not (isinstance(plain, Tensor) and plain.is_floating_point() and plain.dim() == longer.dim()):
+        return None
+    grown = [d for d, (a, b) in enumerate(zip(plain.shape, longer.shape)) if a != b]
+    return grown[0] if len(grown) == 1 and plain.shape[grown[0]] == ROWS else None
+
+
+def _outputs_meet(found: Sequence[tuple[Tensor, Tensor, int]]) -> bool | None:
+    """Whether the outputs of unchanged examples changed; None if that cannot be told from these."""
+    pairs = [(a.movedim(d, 0)[1:], b.movedim(d, 0)[1:]) for a, b, d in found if a.shape == b.shape]
     known = any(torch.isfinite(a).any() for a, _ in pairs)
     return any(_differ(a, b) for a, b in pairs) if known else None
 
 
 def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
-    shape = (ROWS, *like.shape[1:])
+    shape = (ROWS + 1, *like.shape[1:])
     if like.is_floating_point():
         return torch.randn(shape, generator=generator).to(like)
     return (
@@ -153,13 +212,14 @@ def _differ(a: Tensor, b: Tensor) -> bool:
     return bool((off > tolerance * (1 + a.abs())).any())
 
 
-def _rows_meet(loss: Tensor, outputs: Sequence[Tensor]) -> bool | None:
+def _rows_meet(loss: Tensor, rows: Sequence[Rows]) -> bool | None:
     """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
     try:
         with torch.enable_grad():
+            outputs = [row.output for row in rows]
             grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
-            used = [(o, g) for o, g in zip(outputs, grads) if g is not None]
-            sizes = {len(output) for output, _ in used}
+            used = [(row, row.of(g)) for row, g in zip(rows, grads) if g is not None]
+            sizes = {len(g) for _, g in used}
             if len(sizes) != 1 or min(sizes) < 2:
                 return None
             generator = torch.Generator().manual_seed(0)
@@ -173,10 +233,10 @@ def _rows_meet(loss: Tensor, outputs: Sequence[Tensor]) -> bool | None:
             if not dependent:
                 return False  # the gradient at the outputs is a constant
             total = torch.stack(dependent).sum()
-            found = torch.autograd.grad(total, [o for o, _ in used], retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(total, [row.output for row, _ in used], retain_graph=True, allow_unused=True)
     except RuntimeError:  # a loss that cannot be differentiated twice
         return None
-    known = [h for h in found if h is not None]
+    known = [row.of(h) for (row, _), h in zip(used, found) if h is not None]
     if not known:
         return False
     inside = max(_largest(h[chosen]) for h in known)
@@ -191,9 +251,9 @@ def _largest(values: Tensor) -> float:
     return float(torch.where(torch.isfinite(values), values.abs(), torch.zeros_like(values)).max().nan_to_num())
 
 
-def _refuse_uneven_means(loss: Tensor, outputs: Sequence[Tensor]) -> None:
+def _refuse_uneven_means(loss: Tensor, outputs: set[Any]) -> None:
     """Cross entropy that divides by the class weights of the batch, or by how many of its labels count."""
-    for node in _nodes(loss, {output.grad_fn for output in outputs}):
+    for node in _nodes(loss, outputs):
         if not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", 0) != 1:
             continue
         weighted = node._saved_weight is not None
@@ -234,10 +294,8 @@ def _batch_size(inputs: Any) -> int | None:
     return len(tensors[0]) if tensors else None
 
 
-def _is_row_wise(leaf: Any, size: int, graph: bool = True) -> bool:
-    if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 0 and len(leaf) == size):
-        return False
-    return leaf.requires_grad or not graph
+def _is_float(leaf: Any, dim: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > dim
 
 
 def _devices(model: nn.Module) -> list[int]:
@@ -246,7 +304,7 @@ def _devices(model: nn.Module) -> list[int]:
 
 
 # -- where the user's backward() begins -------------------------------------------------------------------------------
-# Torch has no hook for it. Between make_private and the first step, its entry point is wrapped; then it is put back.
+# Torch has no hook for it. While a private model is attached, its entry point is wrapped; then it is put back.
 
 _waiting: weakref.WeakSet[MixingProbe] = weakref.WeakSet()
 _entry: Any = None

@@ -188,17 +188,17 @@ class Tape:
         shapes = [tuple(g.shape) for g in use.output_grads]
         dims = [generic.output_batch_dim(use.module, i) for i in range(len(shapes))]
         if use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
-            name = call.owner.name
+            name = call.owner.name  # no sizes below: that of a batch is private
             raise ValueError(
-                f"{call.owner} gave an output of shape {shapes[0]} in a batch "
-                f"of {size} examples: its first dimension must be the example, or per-example gradients cannot be told "
-                f"apart. Keep the batch first and look positions up for every example (index.expand(batch, -1)), or "
-                f"pass generic=['{_parent(name)}'] to make_private so that the enclosing module is taken as a whole."
+                f"{call.owner} took in or gave out another number of rows than the batch has examples: its first "
+                "dimension must be the example, or per-example gradients cannot be told apart. Keep the batch first "
+                "and look positions up for every example (index.expand(batch, -1)), or pass "
+                f"generic=['{_parent(name)}'] to make_private so that the enclosing module is taken as a whole."
             )
         if self._batch_size not in (None, size):
             raise ValueError(
-                f"one loss was computed from batches of {self._batch_size} and of {size} examples. All calls of the "
-                "model that feed one loss must see the same examples, in the same order."
+                "one loss was computed from batches of different sizes. All calls of the model that feed one loss must "
+                "see the same examples, in the same order."
             )
         self._batch_size = size
 

@@ -175,7 +175,7 @@ def _after_forward(module: nn.Module, args: Any, *rest: Any) -> Any:
     if tape is not None and tape.root_call is not None and tape.listening:
         tape.root_call.batch_size = _leading_dimension((args, kwargs))
         tape.root_call = None
-        if tape.mixing is not None and not tape.mixing.done and len(rest) == 2:
+        if tape.mixing is not None and len(rest) == 2:
             output = tape.mixing.after_forward(args, kwargs, output)
     return output
 
