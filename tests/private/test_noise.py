@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 
 import pytest
 import torch
@@ -86,16 +87,25 @@ def test_the_global_seed_does_not_reach_the_noise() -> None:
     assert not torch.equal(one, draws(1, method="dpsgd", noise_multiplier=1.0, seed=None)[0])
 
 
-def test_the_default_generator_is_filled_with_entropy_beyond_its_32_bit_seed() -> None:
-    generator = entropy_generator()
-    words = generator.get_state()[24 : 24 + 8 * 624].view(torch.int64)
-    reseeded = torch.Generator().manual_seed(generator.initial_seed())
-    assert not torch.equal(torch.randn(8, generator=generator), torch.randn(8, generator=reseeded))
-    assert len(words.unique()) > 600
-    assert int(words.min()) >= 0
-    assert int(words.max()) < 2**32
-    big = torch.randn(200_000, generator=entropy_generator(), dtype=torch.float64)
-    assert stats.kstest(big.numpy(), "norm").pvalue > 1e-4
+def test_the_default_generator_has_all_its_entropy_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two of 256 single bits of it give the same numbers, and the numbers are as they should be."""
+    first = set()
+    for bit in range(256):
+        monkeypatch.setattr(secrets, "randbits", lambda asked, bit=bit: 1 << bit if asked == 256 else 0)
+        first.add(entropy_generator().standard_normal(2).tobytes())
+    assert len(first) == 256
+    monkeypatch.undo()
+    assert stats.kstest(entropy_generator().standard_normal(200_000), "norm").pvalue > 1e-4
+
+
+def test_the_tail_is_that_of_a_normal_distribution() -> None:
+    """Beyond 4.5 deviations there are as many draws as there should be, spread as they should be."""
+    count = 4_000_000
+    values = Seeded(3).noise(1).like([torch.empty(count)], 1.0)[0].double().abs()
+    beyond = values[values > 4.5]
+    expected = 2 * stats.norm.sf(4.5)
+    assert stats.binomtest(len(beyond), count, expected).pvalue > 1e-4
+    assert stats.kstest(1 - stats.norm.sf(beyond.numpy()) / stats.norm.sf(4.5), "uniform").pvalue > 1e-4
 
 
 def test_zero_standard_deviation_means_no_noise() -> None:
@@ -148,7 +158,6 @@ def test_a_resumed_run_without_a_seed_draws_new_noise() -> None:
 
 
 def test_the_noise_of_single_precision_parameters_is_drawn_in_double_precision() -> None:
-    """In single precision PyTorch's normal draws end at 5.77 deviations: a value beyond would tell for certain."""
     for number in range(1, 4):
         single, double = (
             Seeded(5).noise(number).like([torch.zeros(1000, dtype=kind)], 1.0)[0]

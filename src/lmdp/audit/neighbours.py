@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -205,10 +206,10 @@ def _stated(run: Run) -> Stated:
     )
 
 
-def _position(streams: Sequence[torch.Generator]) -> str:
-    """How far the noise has been drawn. A state begins with 8 bytes that name a seed and say nothing of that."""
-    states = (stream.get_state()[8:].numpy().tobytes() for stream in streams)
-    return hashlib.blake2b(b"".join(states), digest_size=16).hexdigest()
+def _position(streams: Sequence[np.random.Generator]) -> str:
+    """How far the noise has been drawn."""
+    states = repr([stream.bit_generator.state for stream in streams])
+    return hashlib.blake2b(states.encode(), digest_size=16).hexdigest()
 
 
 def _refuse_dropout(model: nn.Module) -> None:

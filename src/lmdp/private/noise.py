@@ -1,15 +1,19 @@
 """Chance in a private training: the coins that decide who is in a batch, and the Gaussian noise.
 
-    Entropy   one state per stream, filled whole by the operating system, drawn on and on     (default)
+    Entropy   one state per stream, from the operating system, drawn on and on                (default)
     Seeded    every step has streams of its own, made from (seed, step): a resumed run repeats the uninterrupted one
     Secure    a stream cipher, in `secure.py`
 
-By default a generator's whole state (624 words) comes from the operating system. Seeding PyTorch's CPU generator
-with an integer keeps 32 bits of it, few enough for an attacker to try them all. No state is ever written to disk.
+By default each generator's state comes from 256 bits of the operating system's entropy. (Seeding PyTorch's CPU
+generator with an integer keeps 32 bits, few enough for an attacker to try them all.) No state is ever written to disk.
 
-PyTorch draws normal numbers on one thread. For millions of parameters that takes as long as a layer, so the noise is
-cut into slices and drawn from several independent generators at once. Which generator draws which slice is fixed: the
-same seed gives the same noise on any number of threads.
+Normal numbers are NumPy's, in double precision whatever they are added to. Its ziggurat has a tail of its own that goes
+on to 13 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond would tell for certain
+which of two datasets it came from.
+
+For millions of parameters drawing takes as long as a layer, so the noise is cut into slices and drawn from several
+independent generators at once. Which generator draws which slice is fixed: the same seed gives the same noise on any
+number of threads.
 """
 
 from __future__ import annotations
@@ -24,10 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_STATE_BYTES = 5056
-_WORDS = 624
-_FIRST_WORD = 24  # the words follow initial seed (8 bytes), words left (4), seeded flag (4), next word (8)
 _COINS, _NOISE = 0, 1
+_POOL_WORDS = 8
+"""Of 32 bits: what NumPy mixes a seed in. Its default of 4 would keep 128 bits."""
 
 STREAMS = 8
 SLICE = 2**16
@@ -59,7 +62,7 @@ class Chance(Protocol):
 class Entropy:
     """From the operating system; a resumed run draws anew."""
 
-    source = "Mersenne Twister, its whole state from the operating system"
+    source = "PCG64DXSM, its state from 256 bits of the operating system's entropy"
 
     def __init__(self) -> None:
         self._fill()
@@ -71,7 +74,7 @@ class Entropy:
 
     def coins(self, draw: int, size: int) -> Tensor:
         self._refresh()
-        return torch.rand(size, generator=self._coins, dtype=torch.float64)
+        return torch.from_numpy(self._coins.random(size))
 
     def noise(self, step: int) -> Noise:
         self._refresh()
@@ -93,45 +96,34 @@ class Seeded:
     def __init__(self, seed: int) -> None:
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
-        self.source = "Mersenne Twister, made from the seed for every step"
+        self.source = "PCG64DXSM, made from the seed for every step"
         self._seed = seed
 
     def coins(self, draw: int, size: int) -> Tensor:
-        generator = seeded_generator(self._seed, _COINS, draw)
-        return torch.rand(size, generator=generator, dtype=torch.float64)
+        return torch.from_numpy(seeded_generator(self._seed, _COINS, draw).random(size))
 
     def noise(self, step: int) -> Noise:
         return GaussianNoise([seeded_generator(self._seed, _NOISE, step, stream) for stream in range(STREAMS)])
 
 
-def entropy_generator() -> torch.Generator:
-    """A generator that cannot be guessed: its state is filled with the operating system's entropy."""
-    return _filled(torch.tensor([secrets.randbits(32) for _ in range(_WORDS)]))
+def entropy_generator() -> np.random.Generator:
+    """A generator that cannot be guessed: its state is made of the operating system's entropy."""
+    return _generator(np.random.SeedSequence(secrets.randbits(32 * _POOL_WORDS), pool_size=_POOL_WORDS))
 
 
-def seeded_generator(seed: int, *path: int) -> torch.Generator:
-    """A generator of its own for every seed and path: the whole state follows from them, not 32 bits of it."""
-    words = np.random.SeedSequence(seed, spawn_key=path).generate_state(_WORDS, np.uint32)
-    return _filled(torch.from_numpy(words.astype(np.int64)))
+def seeded_generator(seed: int, *path: int) -> np.random.Generator:
+    """A generator of its own for every seed and path."""
+    return _generator(np.random.SeedSequence(seed, spawn_key=path, pool_size=_POOL_WORDS))
 
 
-def _filled(words: Tensor) -> torch.Generator:
-    generator = torch.Generator().manual_seed(0)  # a state in which no number has been drawn
-    state = generator.get_state()
-    if state.numel() != _STATE_BYTES:
-        raise RuntimeError(
-            f"torch {torch.__version__} stores its generator in {state.numel()} bytes, not {_STATE_BYTES}: "
-            "lmdp cannot fill it with entropy. Use a torch version that lmdp supports."
-        )
-    state[_FIRST_WORD : _FIRST_WORD + 8 * _WORDS].view(torch.int64).copy_(words)
-    generator.set_state(state)
-    return generator
+def _generator(seeds: np.random.SeedSequence) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64DXSM(seeds))
 
 
 class GaussianNoise:
     """Normal draws from several generators."""
 
-    def __init__(self, streams: Sequence[torch.Generator]) -> None:
+    def __init__(self, streams: Sequence[np.random.Generator]) -> None:
         self.streams = list(streams)
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
@@ -159,11 +151,9 @@ def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) ->
     return [n.to(t.device) for n, t in zip(noise, tensors)]
 
 
-def _drawing(stream: torch.Generator) -> Fill:
+def _drawing(stream: np.random.Generator) -> Fill:
     def fill(part: Tensor, std: float) -> None:
-        """In double precision, whatever the part: in single precision PyTorch's draws end at 5.77 deviations, and a
-        value beyond that would tell for certain which of two datasets it came from."""
-        part.copy_(torch.empty(part.shape, dtype=torch.float64).normal_(0.0, std, generator=stream))
+        part.copy_(torch.from_numpy(stream.standard_normal(part.numel())).mul_(std))
 
     return fill
 

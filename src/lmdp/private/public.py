@@ -72,7 +72,7 @@ def _batches(data: Any) -> Callable[[int], Any]:
 
 def _some(number: int, size: int) -> Tensor:
     """PUBLIC_BATCH different indices below `size`, or all."""
-    return torch.randperm(size, generator=seeded_generator(0, number))[:PUBLIC_BATCH]
+    return torch.from_numpy(seeded_generator(0, number).permutation(size)[:PUBLIC_BATCH])
 
 
 def _endless(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -23,6 +23,8 @@ from lmdp.private.rules.choice import Sizes
 from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+LONG_RUN = 16
+"""Rows of output positions at least this long are copied as fast as any other run."""
 
 
 def piece(use: Use) -> Piece:
@@ -123,62 +125,60 @@ class Geometry:
     def form(self, x: Tensor, g: Tensor) -> Stored:
         """Per-example gradients, kept."""
         rows = {}
-        if self.weight:
-            rows["weight"] = Rows.gather(self._formed(x, g), self.restore)
+        if self.weight and self._prefers_channels_first(x, g):
+            rows["weight"] = Rows.gather(self._formed_channels_first(x, g), self._restore_channels_first)
+        elif self.weight:
+            rows["weight"] = Rows.gather(self._formed_channels_last(x, g), self._restore_channels_last)
         if self.bias:
             rows["bias"] = Rows.of(g.flatten(2).sum(2))
         return Stored(rows)
 
-    def restore(self, rows: Tensor) -> Tensor:
-        """[..., k, out · other k · C] → [..., out, C, *k]."""
-        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel[1:], self.channels))
-        before = rows.dim() - 2
-        return shaped.movedim((before + 1, -1), (before, before + 1))
+    def _prefers_channels_first(self, x: Tensor, g: Tensor) -> bool:
+        """Patches are copied in runs: of a row of output positions, or of a row of the kernel with all its channels."""
+        stored_last = x.stride(1) == 1 and x.shape[1] > LONG_RUN // 4
+        return g.shape[-1] >= LONG_RUN and not stored_last
 
-    def _formed(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
-        """Weight gradients [k of the first axis, b, out · other k · C] of a few examples at a time.
+    def _formed_channels_first(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [b, groups · C · k · out] of a few examples at a time."""
+        room = None
+        for some in chunks(len(x), self._patch_numbers(g)):
+            view = self.padded(x[some]).unflatten(1, (self.groups, self.channels))
+            view = self._unfold(view, 3)  # [b, groups, C, *out, *k]
+            view = view.movedim(tuple(range(-len(self.kernel), 0)), tuple(range(3, 3 + len(self.kernel))))
+            room = view.new_empty(view.shape) if room is None else room[: len(view)]
+            patches = room.copy_(view).view(len(view) * self.groups, -1, g.shape[2:].numel())
+            yield torch.bmm(patches, self._by_group(g[some]).transpose(1, 2)).view(len(view), -1)
 
-        Patches are unfolded along all axes but the first. At offset k of the first axis, the rows of all T positions
-        are then one run of memory (rows of equal remainder by the stride lie together), ready to be multiplied.
-        """
-        (size, *rest), s, d = g.shape[2:], self.stride[0], self.dilation[0]
-        outputs, across = g.shape[1] // self.groups, math.prod(rest)
-        starts = [divmod(offset * d, s) for offset in range(self.kernel[0])]
-        height = starts[-1][0] + size
-        patch = self.channels * math.prod(self.kernel[1:])
-        image = unfolded = None
-        for some in chunks(len(x), self.groups * s * height * across * patch):
-            image = self._image(x[some], image, s * height)
-            view = self._unfold_rest(image)[:, :, : s * height].unflatten(2, (height, s)).movedim(3, 2)
-            unfolded = view.new_empty(view.shape) if unfolded is None else unfolded[: len(view)]
-            rows = unfolded.copy_(view).view(-1, s, height * across, patch)
-            gradient = g[some].reshape(-1, outputs, size * across)
-            block = gradient.new_empty(len(starts), *gradient.shape[:2], patch)
-            for part, (row, phase) in zip(block, starts):
-                torch.bmm(gradient, rows[:, phase, row * across : (row + size) * across], out=part)
-            yield block.view(len(starts), len(view), -1)
+    def _formed_channels_last(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [b, groups · out · k · C] of a few examples at a time."""
+        room = None
+        for some in chunks(len(x), self._patch_numbers(g)):
+            image = self.padded(x[some]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
+            view = self._unfold(image.movedim(-2, 1), 2).movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
+            room = view.new_empty(view.shape) if room is None else room[: len(view)]
+            patches = room.copy_(view).view(len(view) * self.groups, g.shape[2:].numel(), -1)
+            yield torch.bmm(self._by_group(g[some]), patches).view(len(view), -1)
 
-    def _image(self, x: Tensor, room: Tensor | None, height: int) -> Tensor:
-        """The padded input as [b, *size, C], at least this high: long contiguous runs, several times faster to copy.
+    def _unfold(self, view: Tensor, first_axis: int) -> Tensor:
+        """A view with the positions of the kernel as further dimensions, at the end."""
+        for axis, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation)):
+            view = view.unfold(first_axis + axis, (k - 1) * d + 1, s)[..., ::d]
+        return view
 
-        `room` is what an earlier call for at least as many examples gave: its border is zero already.
-        """
-        if self.mode != "zeros":
-            x = self.padded(x)
-        borders = self.padding if self.mode == "zeros" else [(0, 0)] * len(self.kernel)
-        if room is None:
-            sizes = [n + a + b for n, (a, b) in zip(x.shape[2:], borders)]
-            room = x.new_zeros(len(x), max(sizes[0], height), *sizes[1:], x.shape[1])
-        room = room[: len(x)]
-        room[(slice(None), *[slice(a, a + n) for n, (a, _) in zip(x.shape[2:], borders)])] = x.movedim(1, -1)
-        return room
+    def _by_group(self, g: Tensor) -> Tensor:
+        """[b · groups, outputs of a group, T]."""
+        return g.reshape(len(g) * self.groups, g.shape[1] // self.groups, -1)
 
-    def _unfold_rest(self, image: Tensor) -> Tensor:
-        """A view [b, groups, size, *out, *k, C] of an image, with `out` and `k` of all axes but the first."""
-        view: Tensor = image.unflatten(-1, (self.groups, self.channels)).movedim(-2, 1)  # [b, groups, *size, C]
-        for axis, (k, s, d) in enumerate(zip(self.kernel[1:], self.stride[1:], self.dilation[1:])):
-            view = view.unfold(3 + axis, (k - 1) * d + 1, s)[..., ::d]
-        return view.movedim(2 + len(self.kernel), -1)
+    def _patch_numbers(self, g: Tensor) -> int:
+        return self.groups * self.weights[0].numel() * g.shape[2:].numel()
+
+    def _restore_channels_first(self, rows: Tensor) -> Tensor:
+        shaped: Tensor = rows.unflatten(-1, (self.groups, self.channels, *self.kernel, -1))
+        return shaped.movedim(-1, rows.dim()).flatten(rows.dim() - 1, rows.dim())
+
+    def _restore_channels_last(self, rows: Tensor) -> Tensor:
+        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel, self.channels))
+        return shaped.movedim(-1, rows.dim())
 
     def gram_norms(self, x: Tensor, g: Tensor) -> Tensor:
         """Squared norms of the weight gradients of a convolution without groups."""

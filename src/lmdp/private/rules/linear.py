@@ -28,7 +28,7 @@ def piece(use: Use) -> Piece:
         rows = {}
         if weight:
             shape = (g.shape[2], x.shape[2])
-            rows["weight"] = Rows.gather(_formed(x, g), lambda flat: flat.squeeze(-2).unflatten(-1, shape))
+            rows["weight"] = Rows.gather(_formed(x, g), lambda flat: flat.unflatten(-1, shape))
         if bias:
             rows["bias"] = Rows.of(g.sum(1))
         return Stored(rows)
@@ -52,7 +52,7 @@ def _sizes(x: Tensor, g: Tensor) -> Sizes:
 
 def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
     for some in chunks(len(x), x.shape[2] * g.shape[2]):
-        yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1).unsqueeze(0)
+        yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1)
 
 
 def _gram_norms(x: Tensor, g: Tensor) -> Tensor:

@@ -69,11 +69,11 @@ class Piece(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """Per-example gradients of one parameter, in P parts of D entries, in whatever order was cheap to make.
+    """Per-example gradients of one parameter, their entries in whatever order was cheap to make.
 
-    `blocks` [P, b, D] hold successive examples. Each is measured when it is made, while it is in cache, and is small
+    `blocks` [b, D] hold successive examples. Each is measured when it is made, while it is in cache, and is small
     enough to be made of memory that freed activations gave back: one large tensor would come as fresh pages from the
-    system, which costs as much as filling it. `restore` turns [..., P, D] into [..., *shape of the parameter].
+    system, which costs as much as filling it. `restore` turns [..., D] into [..., *shape of the parameter].
     """
 
     blocks: tuple[Tensor, ...]
@@ -85,34 +85,32 @@ class Rows:
         kept, norms = [], []
         for block in blocks:
             kept.append(block)
-            norms.append(squared_row_norms(block.flatten(0, 1)).view(block.shape[:2]).sum(0))
+            norms.append(squared_row_norms(block))
         return cls(tuple(kept), torch.cat(norms), restore)
 
     @classmethod
     def of(cls, gradients: Tensor) -> Rows:
         """From gradients [B, *shape] of a parameter that is small."""
         shape = gradients.shape[1:]
-        block = gradients.reshape(1, len(gradients), shape.numel())
-        return cls.gather([block], lambda flat: flat.reshape((*flat.shape[:-2], *shape)))
+        return cls.gather(
+            [gradients.reshape(len(gradients), -1)], lambda flat: flat.reshape((*flat.shape[:-1], *shape))
+        )
 
     def weighted_sum(self, scales: Tensor) -> Tensor:
-        parts, _, entries = self.blocks[0].shape
-        total = self.blocks[0].new_zeros(parts, entries)
+        total = self.blocks[0].new_zeros(self.blocks[0].shape[1])
         for block, some in zip(self.blocks, self._split(scales.to(total.dtype))):
-            for part in range(parts):
-                total[part].addmv_(block[part].T, some)
+            total.addmv_(block.T, some)
         return self.restore(total)
 
     def all(self) -> Tensor:
-        return self.restore(torch.cat(self.blocks, dim=1).transpose(0, 1))
+        return self.restore(torch.cat(self.blocks))
 
     def without(self, dropped: Tensor) -> Rows:
-        pairs = zip(self.blocks, self._split(dropped))
-        blocks = tuple(block.masked_fill(gone[None, :, None], 0) for block, gone in pairs)
+        blocks = tuple(zero_rows(block, gone) for block, gone in zip(self.blocks, self._split(dropped)))
         return Rows(blocks, zero_rows(self.squared_norms, dropped), self.restore)
 
     def _split(self, column: Tensor) -> tuple[Tensor, ...]:
-        split: tuple[Tensor, ...] = column.split([block.shape[1] for block in self.blocks])
+        split: tuple[Tensor, ...] = column.split([len(block) for block in self.blocks])
         return split
 
 
