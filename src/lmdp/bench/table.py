@@ -105,7 +105,7 @@ def _depth(found: dict[str, Any]) -> str:
     for row in found["depth"]:
         block = f", {_spread(row['added_per_block'])} per block" if "added_per_block" in row else ""
         times = ", ".join(f"{name} {ms['median']:.1f}" for name, ms in row["milliseconds"].items())
-        lines.append(f"  {row['model']}; {row['layers']} layers (whole steps: {times})")
+        lines.append(f"  {row['model']}; {row['layers']} layers (steps: {times})")
         lines.append(f"    {_spread(row['added_per_layer'])} per layer{block}")
     return "\n".join(lines)
 
