@@ -27,8 +27,9 @@ test-all: $(INSTALLED)  ## the same, and the slow tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto -q
 
-bench: $(INSTALLED)  ## time and memory of a private step against non-private SGD and Opacus
+bench: $(INSTALLED)  ## time and memory of a private step against non-private SGD and Opacus, and how they grow
 	$(BIN)/lmdp bench --out bench
+	$(BIN)/lmdp bench --growth --out bench
 
 fmt: $(INSTALLED)
 	$(BIN)/ruff format .

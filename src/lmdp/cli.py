@@ -123,12 +123,17 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", type=Path)
 
     bench = _command(commands, "bench", _bench, "speed and memory against non-private SGD and Opacus, in one run")
-    bench.add_argument("--models", help="comma-separated, of scnn, dcnn, resnet18, vgg16, transformer (default: all)")
+    bench.add_argument("--models", help="comma-separated, of s-cnn, d-cnn, resnet18, vgg16, transformer (default: all)")
     bench.add_argument("--steps", type=int, default=9, help="steps timed of every contender (default: %(default)s)")
-    bench.add_argument("--only", default="", help="comma-separated parts of contenders' names")
+    bench.add_argument("--only", default="", help="comma-separated parts of contenders' names; SGD is always in")
     bench.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process each")
-    bench.add_argument("--channels-last", action="store_true", help="time in channels_last, SGD too")
-    bench.add_argument("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg")
+    bench.add_argument("--channels-last", action="store_true", help="measure images in channels_last, SGD too")
+    other = bench.add_mutually_exclusive_group()
+    other.add_argument("--growth", action="store_true", help="larger batches, models, sequences; the rest of the loop")
+    other.add_argument(
+        "--plan", action="store_true", help="print which rule every module uses (default: d-cnn, transformer)"
+    )
+    bench.add_argument("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg, or growth.json")
     return top
 
 
@@ -269,20 +274,35 @@ def _reproduce(arguments: argparse.Namespace, show: Show) -> NoReturn:
 
 
 def _bench(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    chosen = {"models": _words(arguments.models)} if arguments.models else {}
+    only = _words(arguments.only)
+    if arguments.growth and (chosen or only or arguments.no_memory or arguments.channels_last):
+        raise ValueError("--growth measures models of its own; of the other options it takes --steps and --out")
+    if arguments.plan and arguments.out:
+        raise ValueError("--plan writes no files; leave out --out")
     from lmdp import bench
 
-    chosen = {"models": arguments.models.split(",")} if arguments.models else {}
+    if arguments.plan:
+        plans = bench.plans(**chosen, channels_last=arguments.channels_last)
+        return {"text": "\n\n".join(plans.values()), "json": plans}
+    where = "" if arguments.out is None else f"\nwritten to {arguments.out}"
+    if arguments.growth:
+        found = bench.growth(steps=arguments.steps, out=arguments.out, say=show.say)
+        return {"text": f"{bench.growth_text(found)}{where}", "json": found}
     found = bench.run(
         **chosen,
         steps=arguments.steps,
-        only=[part for part in arguments.only.split(",") if part],
+        only=only,
         memory=not arguments.no_memory,
         channels_last=arguments.channels_last,
         out=arguments.out,
         say=show.say,
     )
-    where = "" if arguments.out is None else f"\nwritten to {arguments.out}"
     return {"text": f"{bench.table(found)}{where}", "json": found}
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _methods(text: str) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from lmdp.models import DCNN, SCNN, VGG16, ResNet18
 
@@ -46,29 +48,70 @@ class TransformerBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the shape of its batch."""
+    """A model and the shape of its batch. `in_place`: its forward pass overwrites activations to save memory."""
 
     title: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int = 10
+    in_place: bool = False
+    channels_last: bool = False
+
+    def laid_out(self, *, channels_last: bool) -> Case:
+        """The same in this memory format, which only images have."""
+        return replace(self, channels_last=channels_last and len(self.shape) == 4)
+
+    @property
+    def memory_format(self) -> str:
+        return "channels last" if self.channels_last else "contiguous"
 
     def batch(self, size: int | None = None) -> tuple[Tensor, Tensor]:
         count = self.shape[0] if size is None else size
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(count, *self.shape[1:], generator=generator)
-        return x, torch.randint(0, self.classes, (count,), generator=generator)
+        y = torch.randint(0, self.classes, (count,), generator=generator)
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, y
 
-    def model(self) -> nn.Module:
+    def model(self, *, hooked: bool = False) -> nn.Module:
+        """The same weights every time. `hooked` models write nothing in place, because hooks on modules forbid it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self.make()
+            model = self.make()
+        if hooked and self.in_place:
+            model = out_of_place(model)
+        if self.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+
+NOT_IN_PLACE: dict[Any, Any] = {operator.iadd: operator.add, torch.relu_: torch.relu}
+
+
+def out_of_place(model: nn.Module) -> nn.Module:
+    """The same modules, parameters and results, with a new tensor wherever the forward pass would overwrite one."""
+    for module in model.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False  # type: ignore[assignment]
+    traced = fx.symbolic_trace(model)
+    for node in traced.graph.nodes:
+        if node.op == "call_function":
+            node.target = NOT_IN_PLACE.get(node.target, node.target)
+    traced.recompile()
+    return traced
 
 
 CASES = {
     "scnn": Case("S-CNN, batch 600", SCNN, (600, 1, 28, 28)),
     "dcnn": Case("D-CNN, batch 256", DCNN, (256, 3, 32, 32)),
-    "resnet18": Case("ResNet-18, batch 64", lambda: ResNet18(classes=10), (64, 3, 32, 32)),
-    "vgg16": Case("VGG-16 on 64x64, batch 32", lambda: VGG16(classes=10), (32, 3, 64, 64)),
+    "resnet18": Case("ResNet-18, batch 64", lambda: ResNet18(classes=10), (64, 3, 32, 32), in_place=True),
+    "vgg16": Case("VGG-16 on 64x64, batch 32", lambda: VGG16(classes=10), (32, 3, 64, 64), in_place=True),
     "transformer": Case("transformer 4x256, 128 tokens, batch 32", Transformer, (32, 128, 256)),
 }
+
+
+def case_name(written: str) -> str:
+    """The name of a case, with or without hyphens: d-cnn and dcnn are the same."""
+    name = written.strip().lower().replace("-", "")
+    if name not in CASES:
+        raise ValueError(f"model is {written!r}; it must be of {', '.join(CASES)}")
+    return name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import lmdp
 Step = Callable[[], None]
 Contender = Callable[[nn.Module, Tensor, Tensor], Step]
 SGD = "non-private SGD"
+OURS = "lmdp lm (private)"
 NOISE, CLIP = 1.0, 1.0
 
 
@@ -33,27 +34,46 @@ def contenders() -> tuple[dict[str, Contender], list[str]]:
     return found, []
 
 
+def chosen(only: Sequence[str]) -> list[str]:
+    """SGD, and the contenders whose names hold one of these parts; all of them if there are none."""
+    known, missing = contenders()
+    if unknown := [part for part in only if not any(part in name for name in known)]:
+        raise ValueError(
+            "; ".join([f"no contender is called {', '.join(unknown)}: they are {', '.join(known)}", *missing])
+        )
+    return [name for name in known if name == SGD or not only or any(part in name for part in only)]
+
+
+def hooked(name: str) -> bool:
+    """Whether a contender puts hooks on modules, under which nothing may be written in place."""
+    return name.startswith("opacus")
+
+
 def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return _loop(model, _optimizer(model), x, y)
 
 
 def private(method: str, weights: str = "private") -> Contender:
     def make(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-        optimizer = _optimizer(model)
-        lmdp.PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
-            noise_multiplier=NOISE,
-            max_grad_norm=CLIP,
-            method=method,
-            weights=weights,
-            public_data=(x.flip(0), y.flip(0)) if weights == "public" else None,
-            poisson_sampling=False,
-        )
-        return _loop(model, optimizer, x, y)
+        return attached(model, x, y, method, weights)[1]
 
     return make
+
+
+def attached(model: nn.Module, x: Tensor, y: Tensor, method: str, weights: str) -> tuple[lmdp.PrivacyEngine, Step]:
+    engine, optimizer = lmdp.PrivacyEngine(), _optimizer(model)
+    engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        method=method,
+        weights=weights,
+        public_data=(x.flip(0), y.flip(0)) if weights == "public" else None,
+        poisson_sampling=False,
+    )
+    return engine, _loop(model, optimizer, x, y)
 
 
 def opacus(mode: str) -> Contender:
@@ -114,8 +134,8 @@ def _loop(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, criterion: Any = F.cross_entropy
 ) -> Step:
     def step() -> None:
-        optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
+        optimizer.zero_grad()  # last, so that no gradients lie about while others have their turn
 
     return step

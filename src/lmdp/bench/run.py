@@ -1,4 +1,4 @@
-"""`run`: measure, print a table of ratios, write JSON and a plot.
+"""`run`: measure, and return all of it; write JSON and a plot.
 
 Absolute times on a shared machine mean nothing; the ratio within one run does. Every contender makes its steps in turn
 with the others, and the median is compared with that of non-private SGD in the same memory format.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lmdp.bench.cases import CASES
-from lmdp.bench.contenders import SGD, contenders
-from lmdp.bench.measure import exactness, peak_memory, step_seconds
+from lmdp.bench.cases import CASES, case_name
+from lmdp.bench.contenders import SGD, attached, chosen, contenders
+from lmdp.bench.measure import Say, exactness, peak_memory, spread, step_seconds
 from lmdp.bench.plot import bars
 
 
@@ -29,44 +29,25 @@ def run(
     memory: bool = True,
     channels_last: bool = False,
     out: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure and return everything; with `out`, also write bench.json and bench.svg there.
+    """Measure and return everything; with `out`, also write bench.json and bench.svg there. `table` prints it.
 
     models  of scnn, dcnn, resnet18, vgg16, transformer
     steps   how many steps of every contender are timed
     only    parts of contenders' names; SGD is always in
     """
-    if unknown := [name for name in models if name not in CASES]:
-        raise ValueError(f"models are {unknown}; they must be of {', '.join(CASES)}")
-    if steps < 2:
-        raise ValueError(f"steps is {steps}; a median with quartiles needs 2 or more")
-    known, missing = contenders()
+    cases = list(dict.fromkeys(case_name(name) for name in models))
+    check_steps(steps)
+    names = chosen(only)
+    missing = contenders()[1]
     for sentence in missing:
         say(sentence)
-    names = [name for name in known if name == SGD or not only or any(part in name for part in only)]
-    found: dict[str, Any] = {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "steps": steps,
-        "channels_last": channels_last,
-        "missing": missing,
-        "models": {},
-    }
-    for name in models:
-        case = CASES[name]
-        say(f"\n{case.title}: ratio to {SGD}, median of {steps} steps (quartiles); peak memory likewise")
+    found = surroundings(steps) | {"missing": missing, "models": {}}
+    for name in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            seconds = step_seconds(case, names, steps, say, channels_last)
-            peaks = {contender: peak_memory(name, contender) for contender in seconds} if memory else {}
-            error = exactness(case)
-        rows = _rows(seconds, peaks)
-        found["models"][name] = {"title": case.title, "seconds": seconds, "rows": rows, "error": error}
-        for contender, row in rows.items():
-            held = "" if row["memory"] is None else f"   {row['memory']:5.2f}"
-            say(f"  {contender:26s} {row['time']:5.2f}  ({row['low']:.2f} – {row['high']:.2f}){held}")
-        say(f"  lmdp against one example at a time: largest relative error {error:.1e}")
+            found["models"][name] = _measured(name, names, steps, memory, channels_last, say)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "bench.json").write_text(json.dumps(found, indent=1))
@@ -74,32 +55,62 @@ def run(
     return found
 
 
-def table(found: dict[str, Any]) -> str:
-    """Ratios to non-private SGD: time, and peak memory above baseline where it was measured."""
-    names = list(dict.fromkeys(name for model in found["models"].values() for name in model["rows"]))
-    lines = [f"{'ratio to ' + SGD + ': time (memory)':34}" + "".join(f"{name:>16}" for name in found["models"])]
-    for name in names:
-        cells = [_cell(model["rows"].get(name)) for model in found["models"].values()]
-        lines.append(f"{name:34}" + "".join(f"{cell:>16}" for cell in cells))
-    return "\n".join([*lines, *found["missing"]])
+def plans(models: Sequence[str] = ("dcnn", "transformer"), *, channels_last: bool = False) -> dict[str, str]:
+    """`engine.plan()` of these models after one step: which rule every module uses, and why."""
+    found = {}
+    for name in dict.fromkeys(case_name(name) for name in models):
+        case = CASES[name].laid_out(channels_last=channels_last)
+        engine, step = attached(case.model(), *case.batch(), "lm", "private")
+        step()
+        found[name] = f"{case.title}, {case.memory_format}\n{engine.plan()}"
+    return found
 
 
-def _cell(row: dict[str, float | None] | None) -> str:
-    if row is None:
-        return "–"
-    return f"{row['time']:.2f}" + ("" if row["memory"] is None else f" ({row['memory']:.2f})")
+def check_steps(steps: int) -> None:
+    if steps < 2:
+        raise ValueError(f"steps is {steps}; a median with quartiles needs 2 or more")
 
 
-def _rows(seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> dict[str, dict[str, float | None]]:
+def surroundings(steps: int) -> dict[str, Any]:
+    return {"torch": torch.__version__, "threads": torch.get_num_threads(), "steps": steps}
+
+
+def _measured(
+    name: str, names: Sequence[str], steps: int, memory: bool, channels_last: bool, say: Say
+) -> dict[str, Any]:
+    """Everything about one model."""
+    case = CASES[name].laid_out(channels_last=channels_last)
+    say(f"{case.title}, {case.memory_format}")
+    seconds, failed = step_seconds(case, names, steps, say)
+    peaks: dict[str, int] = {}
+    for contender in seconds if memory else ():
+        say(f"  peak memory: {contender}")
+        try:
+            peaks[contender] = peak_memory(name, contender, channels_last=channels_last)
+        except RuntimeError as error:
+            failed[contender] = str(error)
+            say(f"  {contender} fails: {error}")
+    return {
+        "title": case.title,
+        "memory_format": case.memory_format,
+        "seconds": seconds,
+        "peak_bytes": peaks,
+        "rows": _rows(seconds, peaks),
+        "failed": failed,
+        "error": exactness(case),
+    }
+
+
+def _rows(seconds: dict[str, list[float]], peaks: dict[str, int]) -> dict[str, dict[str, float | None]]:
+    """Ratios to SGD."""
     base, base_peak = statistics.median(seconds[SGD]), peaks.get(SGD)
-    rows: dict[str, dict[str, float | None]] = {}
-    for name, values in seconds.items():
-        low, middle, high = statistics.quantiles([v / base for v in values], n=4)
-        peak = peaks.get(name)
-        rows[name] = {
-            "time": middle,
-            "low": low,
-            "high": high,
-            "memory": peak / base_peak if peak is not None and base_peak else None,
-        }
-    return rows
+    return {name: _ratios(values, base) | _share(peaks.get(name), base_peak) for name, values in seconds.items()}
+
+
+def _ratios(values: Iterable[float], base: float) -> dict[str, float | None]:
+    found = spread([value / base for value in values])
+    return {"time": found["median"], "low": found["low"], "high": found["high"]}
+
+
+def _share(peak: int | None, base: int | None) -> dict[str, float | None]:
+    return {"memory": peak / base if peak is not None and base else None}
