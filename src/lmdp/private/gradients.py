@@ -54,12 +54,12 @@ class Gradients:
 
     def weighted_sums(self, scales: Tensor, layers: LayerMap) -> dict[str, Tensor]:
         """For every parameter, the sum over examples of scale[i, its layer] times the gradient."""
-        index = layers.index
+        index, by_layer = layers.index, scales.unbind(1)
         sums: dict[str, Tensor] = {}
         for part in self.parts:
-            columns = {own: scales[:, index[name]] for own, name in part.names.items()}
+            columns = {own: by_layer[index[name]] for own, name in part.names.items()}
             for own, value in part.piece.weighted_sum(columns).items():
                 sums[part.names[own]] = value
         for name, rows in self.shared.items():
-            sums[name] = torch.tensordot(scales[:, index[name]].to(rows.dtype), rows, dims=1)
+            sums[name] = torch.tensordot(by_layer[index[name]].to(rows.dtype), rows, dims=1)
         return sums

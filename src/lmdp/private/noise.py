@@ -135,11 +135,12 @@ Fill = Callable[[Tensor, float], None]
 
 
 def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) -> list[Tensor]:
-    """Noise like `tensors`. Every stream fills the same slices on any number of threads."""
+    """Noise like `tensors`, in one run. Every stream fills the same slices on any number of threads."""
     if std == 0:
         return [torch.zeros_like(t) for t in tensors]
-    noise = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
-    slices = [part for n in noise for part in n.view(-1).split(SLICE)]
+    kinds = dict.fromkeys(t.dtype for t in tensors)
+    noise = {kind: torch.empty(sum(t.numel() for t in tensors if t.dtype == kind), dtype=kind) for kind in kinds}
+    slices = [part for flat in noise.values() for part in flat.split(SLICE)]
     work = [(fill, slices[k :: len(streams)]) for k, fill in enumerate(streams)]
     threads = min(torch.get_num_threads(), len(streams), len(slices))
     if threads <= 1:
@@ -148,7 +149,8 @@ def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) ->
     else:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda job: _fill_all(job[0], job[1], std), work))
-    return [n.to(t.device) for n, t in zip(noise, tensors)]
+    left = {kind: iter(flat.split([t.numel() for t in tensors if t.dtype == kind])) for kind, flat in noise.items()}
+    return [next(left[t.dtype]).view(t.shape).to(t.device) for t in tensors]
 
 
 def _drawing(stream: np.random.Generator) -> Fill:

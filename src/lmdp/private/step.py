@@ -106,14 +106,14 @@ class PrivateStep:
         """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1."""
         sums, self._sums = self._sums, self._fresh()
         weights = self._weights(sums)
-        parameters = self.tape.canonical_parameters
+        parameters, index, size = self.tape.canonical_parameters, self.tape.layers.index, self._expected_batch_size
+        layer_weights = [1.0] * len(self.tape.layers) if weights is None else weights.tolist()
         noise = self.chance.noise(number)
-        gradient_noise = noise.like(list(parameters.values()), self.gradient_std)
+        gradient_noise = noise.like(list(parameters.values()), self.gradient_std / size)
         for (name, parameter), released in zip(parameters.items(), gradient_noise):
             if name in sums.clipped:
-                weight = 1.0 if weights is None else float(weights[self.tape.layers.index[name]])
-                released.add_(sums.clipped[name], alpha=weight)
-            parameter.grad = released.div_(self._expected_batch_size)
+                released.add_(sums.clipped[name], alpha=layer_weights[index[name]] / size)
+            parameter.grad = released
         if isinstance(self.source, Private):
             self.source.observe(sums.shares + noise.like([sums.shares], self.statistic_std)[0])
         if self._diagnostics is not None:

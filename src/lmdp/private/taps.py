@@ -54,7 +54,7 @@ class RootCall:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one owner, until its output gradients arrive."""
+    """One call of one owner, until its output gradients arrive. Without a spec, its one argument was a tensor."""
 
     owner: Owner
     root: RootCall | None
@@ -65,11 +65,9 @@ class Call:
     rng: Tensor | None
 
     def use(self, tensors: tuple[Tensor, ...], outputs: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
-        leaves = list(self.rest)
-        for slot, tensor in zip(self.slots, tensors):
-            leaves[slot] = self._precise(tensor)
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
+        precise = [self._precise(tensor) for tensor in tensors]
+        args, kwargs = (tuple(precise), {}) if self.spec is None else self._arranged(precise)
+        first = next((tensor for tensor in precise if tensor.dim() > 0), None)
         return Use(
             self.owner.module,
             self.owner.trainable,
@@ -82,18 +80,32 @@ class Call:
             functools.partial(self.owner.tape.plan.prefers_gram, self.owner.name),
         )
 
+    def _arranged(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = list(self.rest)
+        for slot, tensor in zip(self.slots, tensors):
+            leaves[slot] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
     def _precise(self, tensor: Tensor) -> Tensor:
         """In the parameters' precision: norms and sums formed in bfloat16 (autocast) would break the bound."""
-        return tensor.detach().to(self.owner.dtype) if tensor.is_floating_point() else tensor.detach()
+        own = self.owner.dtype
+        return tensor.detach().to(own) if tensor.is_floating_point() and tensor.dtype != own else tensor.detach()
 
 
 def tap(owner: Owner, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, rng: Tensor | None) -> Any:
     """The same output, made to report its gradient."""
+    tape = owner.tape
+    if type(output) is Tensor and not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most layers
+        if not generic.is_float(output):
+            return output
+        tape.note_call(owner)
+        call = Call(owner, tape.root_call, tape.generation, None, [], [0], rng)
+        return _Tap.apply(call, tape.anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
     outputs = generic.float_tensors(output)
     _refuse_hidden_tensors(owner, output)
     if not outputs:
         return output
-    tape = owner.tape
     tape.note_call(owner)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]

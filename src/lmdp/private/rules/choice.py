@@ -32,8 +32,8 @@ class Sizes:
 
     @property
     def formed_work(self) -> int:
-        """Every per-example weight is written, read for the norm and read again for the sum."""
-        return 30 * self.weights
+        """Every per-example weight is written, read for the norm and read again for the sum: little while in cache."""
+        return (30 if self.weights > IN_CACHE else 5) * self.weights
 
     def kept(self, gram: bool) -> int:
         """Bytes that stay until the step."""
@@ -43,6 +43,9 @@ class Sizes:
     def gram_is_lean(self) -> bool:
         return self.factors < self.weights
 
+
+IN_CACHE = 2**14
+"""Weights of a layer whose gradients for a usual batch are not written to memory and read back."""
 
 Chooser = Callable[[Sizes], bool]
 MOST_STORED = 2**27

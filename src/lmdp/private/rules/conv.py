@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmdp.private.rules.choice import Sizes
-from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms
+from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 LONG_RUN = 16
@@ -36,8 +36,8 @@ def piece(use: Use) -> Piece:
         return geometry.form(x, g)
     norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
     if geometry.weight:
-        pixels = geometry.padded(x[:1]).shape[2:].numel()
-        norms = norms + torch.cat([geometry.gram_norms(x[some], g[some]) for some in chunks(len(x), pixels**2)])
+        pixels = max(x.shape[2:].numel(), g.shape[2:].numel())
+        norms = norms + joined([geometry.gram_norms(x[some], g[some]) for some in chunks(len(x), pixels**2)])
     return Factored(norms, x, g, geometry.contract, geometry.form)
 
 
@@ -184,25 +184,35 @@ class Geometry:
         """Squared norms of the weight gradients of a convolution without groups."""
         gradient = g.flatten(2)
         gram_g = torch.bmm(gradient.transpose(1, 2), gradient)
-        return gram_squared_norms(x, g, self._patch_gram(self.padded(x), g.shape[2:]), gram_g)
+        return gram_squared_norms(x, g, self._patch_gram(x, g.shape[2:]), gram_g)
 
     def _patch_gram(self, x: Tensor, out: torch.Size) -> Tensor:
         """Gram matrices [B, T, T] of patches, as shifted copies of those of pixels, one axis after the other."""
+        if self.mode != "zeros":
+            x = self.padded(x)
+        before = [a if self.mode == "zeros" else 0 for a, _ in self.padding]
         pixels = x.flatten(2)
         gram = torch.bmm(pixels.transpose(1, 2), pixels).view(len(x), *x.shape[2:], *x.shape[2:])
         dims = len(self.kernel)
         for axis, (k, s, d, size) in enumerate(zip(self.kernel, self.stride, self.dilation, out)):
-            gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), [offset * d for offset in range(k)], s, size)
+            starts = [offset * d - before[axis] for offset in range(k)]
+            gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), starts, s, size)
         return gram.reshape(len(x), out.numel(), out.numel())
 
 
-def _sum_shifts(gram: Tensor, axes: tuple[int, int], offsets: list[int], stride: int, size: int) -> Tensor:
-    """Both axes read at offset, offset + stride, … (size of them), summed over the offsets."""
-    total: Tensor | None = None
-    for offset in offsets:
-        index = [slice(None)] * gram.dim()
+def _sum_shifts(gram: Tensor, axes: tuple[int, int], starts: list[int], stride: int, size: int) -> Tensor:
+    """Both axes read at start, start + stride, … (size of them; zero outside), summed over the starts."""
+    length = gram.shape[axes[0]]
+    shape = [size if axis in axes else n for axis, n in enumerate(gram.shape)]
+    total = gram.new_zeros(shape)
+    for start in starts:
+        first = max(0, -(start // stride))  # of the positions that read inside
+        last = min(size - 1, (length - 1 - start) // stride)
+        if first > last:
+            continue
+        read, write = [slice(None)] * gram.dim(), [slice(None)] * gram.dim()
         for axis in axes:
-            index[axis] = slice(offset, offset + (size - 1) * stride + 1, stride)
-        total = gram[tuple(index)].clone() if total is None else total.add_(gram[tuple(index)])
-    assert total is not None
+            read[axis] = slice(start + first * stride, start + last * stride + 1, stride)
+            write[axis] = slice(first, last + 1)
+        total[tuple(write)] += gram[tuple(read)]
     return total

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmdp.private.rules.choice import Sizes
-from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms
+from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
 
 
 def piece(use: Use) -> Piece:
@@ -36,11 +36,12 @@ def piece(use: Use) -> Piece:
     batch, positions = x.shape[:2]
     if weight and positions != 1 and not use.prefers_gram(_sizes(x, g)):
         return expand(x, g)
+    if positions == 1:  # the outer product of g and x, with a 1 beside x for the bias
+        inputs = _squares(x[:, 0]) + bias if weight else 1.0
+        return Factored(_squares(g[:, 0]) * inputs, x, g, contract, expand)
     norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
-    if weight and positions == 1:
-        norms = norms + _squares(x[:, 0]) * _squares(g[:, 0])
-    elif weight:
-        norms = norms + torch.cat([_gram_norms(x[some], g[some]) for some in chunks(batch, positions**2)])
+    if weight:
+        norms = norms + joined([_gram_norms(x[some], g[some]) for some in chunks(batch, positions**2)])
     return Factored(norms, x, g, contract, expand)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmdp.private.rules.pieces import Piece, Rows, Stored, Use, chunks
+from lmdp.private.rules.pieces import Piece, Rows, Stored, Use, chunks, joined
 
 
 def layer_norm(use: Use) -> Piece:
@@ -65,4 +64,4 @@ def _stored(use: Use, normalise: Callable[[Tensor], Tensor], total: Callable[[Te
             found["weight"].append(total(normalise(x[some]).mul_(g[some])))
         if "bias" in found:
             found["bias"].append(total(g[some]))
-    return Stored({name: Rows.of(torch.cat(parts)) for name, parts in found.items()})
+    return Stored({name: Rows.of(joined(parts)) for name, parts in found.items()})

@@ -7,7 +7,7 @@ the per-example gradients themselves (`Stored`), some only the layer's input and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,8 +72,7 @@ class Rows:
     """Per-example gradients of one parameter, their entries in whatever order was cheap to make.
 
     `blocks` [b, D] hold successive examples. Each is measured when it is made, while it is in cache, and is small
-    enough to be made of memory that freed activations gave back: one large tensor would come as fresh pages from the
-    system, which costs as much as filling it. `restore` turns [..., D] into [..., *shape of the parameter].
+    enough to be made of memory that freed activations gave back. `restore` turns [..., D] into [..., *shape].
     """
 
     blocks: tuple[Tensor, ...]
@@ -86,7 +85,7 @@ class Rows:
         for block in blocks:
             kept.append(block)
             norms.append(squared_row_norms(block))
-        return cls(tuple(kept), torch.cat(norms), restore)
+        return cls(tuple(kept), joined(norms), restore)
 
     @classmethod
     def of(cls, gradients: Tensor) -> Rows:
@@ -97,8 +96,9 @@ class Rows:
         )
 
     def weighted_sum(self, scales: Tensor) -> Tensor:
-        total = self.blocks[0].new_zeros(self.blocks[0].shape[1])
-        for block, some in zip(self.blocks, self._split(scales.to(total.dtype))):
+        parts = self._split(scales.to(self.blocks[0].dtype))
+        total = torch.mv(self.blocks[0].T, parts[0])
+        for block, some in zip(self.blocks[1:], parts[1:]):
             total.addmv_(block.T, some)
         return self.restore(total)
 
@@ -110,8 +110,14 @@ class Rows:
         return Rows(blocks, zero_rows(self.squared_norms, dropped), self.restore)
 
     def _split(self, column: Tensor) -> tuple[Tensor, ...]:
+        if len(self.blocks) == 1:
+            return (column,)
         split: tuple[Tensor, ...] = column.split([len(block) for block in self.blocks])
         return split
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def chunks(batch_size: int, numbers_per_example: int) -> Iterator[slice]:
@@ -121,7 +127,7 @@ def chunks(batch_size: int, numbers_per_example: int) -> Iterator[slice]:
 
 
 CHUNK = 2**20
-"""What is worked on at a time stays in cache, and blocks stay below the 31 MB that the allocator recycles."""
+"""What is worked on at a time stays in cache."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,9 @@ def squared_row_norms(rows: Tensor) -> Tensor:
     torch's norm adds up a float32 row one term after the other: at two million entries it is off by 1e-4. A norm that
     is too small lets a contribution exceed its bound by as much.
     """
+    if rows.shape[1] <= BLOCK:
+        short: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return short.square()
     whole = rows.shape[1] - rows.shape[1] % BLOCK
     blocks: Tensor = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
     rest: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1)
