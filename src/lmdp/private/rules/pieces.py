@@ -121,8 +121,9 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def chunks(batch_size: int, numbers_per_example: int) -> Iterator[slice]:
-    """The batch in runs of examples of about CHUNK numbers per thread."""
-    step = max(1, CHUNK * min(torch.get_num_threads(), 4) // max(1, numbers_per_example))
+    """The batch in runs of examples of about CHUNK numbers per thread, as many examples for each thread."""
+    threads = min(torch.get_num_threads(), 4)
+    step = threads * max(1, round(CHUNK / max(1, numbers_per_example)))
     return (slice(start, min(start + step, batch_size)) for start in range(0, batch_size, step))
 
 
