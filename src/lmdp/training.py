@@ -27,6 +27,8 @@ from lmdp.tensorboard import Board
 
 NOT_PRIVATE = "method 'sgd' neither clips nor adds noise: it promises nothing"
 SECONDS_BETWEEN_EPSILONS = 2.0
+SHARE_OF_EPSILONS = 0.01
+"""Of the time of a training, at most, for epsilons that only the progress shows."""
 
 
 @dataclass
@@ -281,18 +283,19 @@ class Clock:
 
     def __init__(self, before: float) -> None:
         self._start = time.monotonic() - before
-        self._last = time.monotonic()
+        self._next = time.monotonic() + SECONDS_BETWEEN_EPSILONS
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._start
 
     def draw(self, bar: Bar, job: Job) -> None:
-        now = time.monotonic()
+        begun = time.monotonic()
         text = ""
-        if now - self._last > SECONDS_BETWEEN_EPSILONS and job.config.accountant == "rdp" and job.engine is not None:
-            self._last = now
+        if begun > self._next and job.config.accountant == "rdp" and job.engine is not None:
             text = f"epsilon {job.epsilon():.2f}"
+            done = time.monotonic()
+            self._next = done + max(SECONDS_BETWEEN_EPSILONS, (done - begun) / SHARE_OF_EPSILONS)
         bar.to(job.steps, text)
 
 
