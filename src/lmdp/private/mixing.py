@@ -41,7 +41,7 @@ REMEDY = (
 
 
 @dataclass
-class Rows:
+class Outputs:
     """An output of the model, its node in the graph, and which of its dimensions counts the examples."""
 
     output: Tensor
@@ -62,7 +62,7 @@ class MixingProbe:
         self._tries_left = {"model": TRIES, "loss": TRIES}
         self._divisors = Divisors(mean_loss=mean_loss)
         self._dims: list[int | None] | None = None
-        self._rows: list[Rows] = []
+        self._rows: list[Outputs] = []
         _watch(self)
 
     @property
@@ -87,7 +87,7 @@ class MixingProbe:
             if dim is not None:
                 # A copy while the loss is still to be judged: derivatives with respect to it stay outside the model.
                 leaves[i] = leaves[i].clone() if self._tries_left["loss"] else leaves[i]
-                self._rows.append(Rows(leaves[i], leaves[i].grad_fn, dim))
+                self._rows.append(Outputs(leaves[i], leaves[i].grad_fn, dim))
         del self._rows[:-MOST_OUTPUTS]
         return pytree.tree_unflatten(leaves, spec)
 
@@ -131,7 +131,7 @@ class MixingProbe:
             )
         self._judged("model", sound=verdict is False)
 
-    def _judge_loss(self, loss: Tensor, rows: Sequence[Rows]) -> None:
+    def _judge_loss(self, loss: Tensor, rows: Sequence[Outputs]) -> None:
         _refuse_uneven_means(loss, {row.node for row in rows})
         _refuse_other_reduction(loss, self._mean_loss)
         verdict = _rows_meet(loss, rows)
@@ -212,7 +212,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
     return bool((off > tolerance * (1 + a.abs())).any())
 
 
-def _rows_meet(loss: Tensor, rows: Sequence[Rows]) -> bool | None:
+def _rows_meet(loss: Tensor, rows: Sequence[Outputs]) -> bool | None:
     """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
     try:
         with torch.enable_grad():

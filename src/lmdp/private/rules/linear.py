@@ -10,6 +10,9 @@ from torch import Tensor
 from lmdp.private.rules.choice import Sizes
 from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
 
+SMALL = 4
+"""Blocks that are kept must fit the gaps that freed activations leave; large ones would cost a third more memory."""
+
 
 def piece(use: Use) -> Piece:
     """Gradient of example i: G_iᵀ X_i over its positions t, with X_i [T, in] and G_i [T, out]."""
@@ -52,7 +55,7 @@ def _sizes(x: Tensor, g: Tensor) -> Sizes:
 
 
 def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
-    for some in chunks(len(x), x.shape[2] * g.shape[2]):
+    for some in chunks(len(x), SMALL * x.shape[2] * g.shape[2]):
         yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1)
 
 
