@@ -329,6 +329,32 @@ def test_reduced_precision_activations_are_measured_in_the_parameters_precision(
     assert float((released[0] - released[1]).norm()) <= 0.1 * (1 + 1e-2)
 
 
+@pytest.mark.parametrize("positions", [1, 40])
+@pytest.mark.parametrize("inside", [("forward",), ("forward", "backward"), ("forward", "backward", "step")])
+def test_autocast_changes_no_bound_wherever_it_is_on(positions: int, inside: tuple[str, ...]) -> None:
+    """Rows or sums in bfloat16 would let one of many like examples move the sum by several times the clip norm."""
+
+    def autocast(what: str) -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=what in inside)
+
+    def released(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        options = {"noise_multiplier": 0, "max_grad_norm": 1.0, "method": "dpsgd", "loss_reduction": "sum"}
+        _, model, optimizer, _ = private(nn.Linear(16, 16), poisson_sampling=False, **options)
+        with autocast("forward"):
+            loss = model(x).float().sum()
+        with autocast("backward"):
+            loss.backward()
+        with autocast("step"):
+            optimizer.step()
+        return torch.cat([p.grad.flatten().double() for p in model.parameters()]) * 8
+
+    torch.manual_seed(3)
+    x = torch.rand(1, positions, 16) + 0.5 + 0.01 * torch.randn(701, positions, 16)
+    x = x[:, 0] if positions == 1 else x
+    assert float((released(x) - released(x[:-1])).norm()) <= 1 + 1e-3
+
+
 def test_an_empty_batch_may_be_stepped_without_a_backward_pass() -> None:
     """For models that cannot run on zero examples."""
     engine, model, optimizer, loader = private(data_loader=data(4, 1))

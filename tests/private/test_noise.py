@@ -164,3 +164,23 @@ def test_the_noise_of_single_precision_parameters_is_drawn_in_double_precision()
             for kind in (torch.float32, torch.float64)
         )
         assert torch.equal(single, double.float())
+
+
+def test_gradients_have_the_memory_format_of_their_parameters() -> None:
+    """Fused optimizers read a gradient in its parameter's order."""
+    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    like = [conv.weight, torch.empty(5, 7).T, torch.empty(0, 3), torch.empty(())]
+    plain = [torch.empty(t.shape) for t in like]
+    for a, b, parameter in zip(Seeded(1).noise(1).like(like, 1.0), Seeded(1).noise(1).like(plain, 1.0), like):
+        assert torch.equal(a, b)
+        assert a.stride() == parameter.stride()
+        assert not a.requires_grad
+    before = conv.weight.detach().clone()
+    optimizer = torch.optim.SGD(conv.parameters(), lr=1.0, fused=True)
+    conv.weight.grad = Seeded(1).noise(1).like([conv.weight], 1.0)[0]
+    optimizer.step()
+    torch.testing.assert_close(conv.weight.detach(), before - plain_noise(conv.weight))
+
+
+def plain_noise(parameter: Tensor) -> Tensor:
+    return Seeded(1).noise(1).like([torch.empty(parameter.shape)], 1.0)[0]

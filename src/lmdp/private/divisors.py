@@ -1,66 +1,183 @@
 """What does the loss divide by? Looked at in every step: something fixed, or the number of examples, and nothing else.
 
-A mean divides by B, the number of examples, and `loss_reduction="mean"` undoes exactly that. If the factor that stands
-before the examples' terms is k / B (for a sum: k) with the same k in every step, the terms are each example's own. If k
-changes from batch to batch, something else than B is divided by: the tokens that a mask leaves, the labels that count,
-the longest example. One example then scales the gradients of all others.
+A loss is a sum of terms with a factor before each. A mean divides by B, the number of examples, and
+`loss_reduction="mean"` undoes exactly that. If the factor is k / B (for a sum: k) with the same k in every step, a term
+is its example's own. If k changes from batch to batch, something else than B is divided by: the tokens that a mask
+leaves, the labels that count, the longest example. One example then scales the gradients of all others.
 
-The factor is read off the graph of the loss, from its end to the model's outputs. Numbers that Python multiplies with
-are left out, since they may follow a schedule; so is what is divided for one example alone.
+The factors are read off the graph of the loss, from its end down to the first node that is not linear. Multipliers may
+follow a schedule, so k is looked at with and without them, and two different losses may take turns. Where a node is not
+known, or the loss is taken apart by index, nothing is said.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-MOST_NODES, MOST_FACTORS = 10_000, 16
+MOST_NODES, MOST_FACTORS, MOST_LOSSES = 10_000, 16, 2
 SAME = 1e-4
-"""Relative; a half-precision quotient is off by more and is not judged."""
+"""Relative; a quotient in half precision is off by more and is not judged."""
+
+LINEAR = {
+    "Add",
+    "Sub",
+    "Neg",
+    "Sum",
+    "Div",
+    "Mul",
+    "Mean",
+    "ToCopy",
+    "Clone",
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "ReshapeAlias",
+    "Expand",
+    "Squeeze",
+    "Unsqueeze",
+    "Permute",
+    "Transpose",
+    "T",
+    "MaskedFill",
+    "Where",
+    "Index",
+    "IndexSelect",
+    "Stack",
+    "Cat",
+    "Alias",
+    "Gather",
+    "Select",
+    "Slice",
+    "Split",
+    "SplitWithSizes",
+    "Unbind",
+    "MaskedSelect",
+}
+"""Nodes that pass a term on, once or many times, with a factor that is known (most often 1)."""
+
+NOT_LINEAR = {
+    "Pow",
+    "Exp",
+    "Expm1",
+    "Log",
+    "Log1P",
+    "Log2",
+    "Sqrt",
+    "Rsqrt",
+    "Abs",
+    "Relu",
+    "LeakyRelu",
+    "Gelu",
+    "Silu",
+    "Sigmoid",
+    "LogSigmoid",
+    "LogSigmoidForward",
+    "Softplus",
+    "Softmax",
+    "LogSoftmax",
+    "Tanh",
+    "Clamp",
+    "ClampMin",
+    "ClampMax",
+    "Logsumexp",
+    "Minimum",
+    "Maximum",
+    "Erf",
+    "Sin",
+    "Cos",
+    "Xlogy",
+}
+"""Nodes at which a term begins."""
+
+TAKES_APART = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind"}
 
 
 class Divisors:
-    """Remembers the factors of the batches so far; `hold` is False once they differ."""
+    """Remembers the factors of the batches so far; `hold` is False once they are more than two losses explain."""
 
     def __init__(self, *, mean_loss: bool) -> None:
         self._mean_loss = mean_loss
-        self._before: list[float] | None = None
+        self._known: dict[bool, list[list[float]]] = {True: [], False: []}
 
-    def hold(self, loss: Tensor, outputs: Iterable[Any], size: int) -> bool:
-        """Whether this loss, of `size` examples, has the same factors as the ones before. `outputs`: their nodes."""
-        found = _factors(loss, set(outputs)) if size > 1 and loss.element_size() > 2 else None
+    def hold(self, loss: Tensor, outputs: set[Any], size: int) -> bool:
+        """Whether this loss, of `size` examples, has factors like the ones before. `outputs`: the model's nodes."""
+        if size < 2 or loss.element_size() <= 2:
+            return True
+        with_them, without = (self._is_known(loss, outputs, size, multipliers) for multipliers in (True, False))
+        return with_them or without
+
+    def _is_known(self, loss: Tensor, outputs: set[Any], size: int, multipliers: bool) -> bool:
+        found = _factors(loss, outputs, multipliers)
         if not found:
             return True
-        now = sorted(factor * size if self._mean_loss else factor for factor in found)
-        before, self._before = self._before, now
-        if before is None or len(before) != len(now):  # another number of terms: another loss
+        now, known = sorted(factor * size if self._mean_loss else factor for factor in found), self._known[multipliers]
+        if any(_alike(before, now) for before in known):
             return True
-        return all(math.isclose(a, b, rel_tol=SAME) for a, b in zip(before, now))
+        known.append(now)
+        return len(known) <= MOST_LOSSES
 
 
-def _factors(loss: Tensor, outputs: set[Any]) -> set[float] | None:
-    """The factors of all paths from the loss to the outputs, None if they are too many to follow."""
+def kind(node: Any) -> str:
+    """NllLossBackward0 → NllLoss."""
+    name: str = node.name()
+    return name.partition("Backward")[0]
+
+
+def takes_apart(node: Any) -> bool:
+    """Whether it picks some rows out: what follows may be one example's own."""
+    if kind(node) not in TAKES_APART:
+        return False
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    dim = node._saved_dim - 2**64 if node._saved_dim >= 2**63 else node._saved_dim
+    return bool(dim == 0 or (sizes is not None and dim + len(sizes) == 0))
+
+
+def is_of_many(node: Any, outputs: set[Any]) -> bool:
+    """Whether it was computed of whole outputs, not only of rows that were picked out of them."""
+    waiting = [node]
+    seen: set[Any] = set()
+    while waiting and len(seen) < MOST_NODES:
+        at = waiting.pop()
+        if at in outputs:
+            return True
+        if at is not None and at not in seen and not takes_apart(at):
+            seen.add(at)
+            waiting += [above for above, _ in at.next_functions]
+    return False
+
+
+def _alike(a: list[float], b: list[float]) -> bool:
+    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=SAME) for x, y in zip(a, b))
+
+
+def _factors(loss: Tensor, outputs: set[Any], multipliers: bool) -> set[float] | None:
+    """The factors of all terms; None if a node is not known, or if they are too many to follow."""
     arriving: dict[Any, set[float]] = {loss.grad_fn: {1.0}}
     found: set[float] = set()
     for node in _in_order(loss.grad_fn, outputs):
         factors = arriving.pop(node, set())
-        if node in outputs:
-            found |= factors
-            continue
-        for slot, (above, _) in enumerate(node.next_functions):
-            own = _own_factor(node, slot)
-            if above is not None and own is not None:
-                arriving.setdefault(above, set()).update(float(f"{factor * own:.6g}") for factor in factors)
-                if len(arriving[above]) > MOST_FACTORS:
-                    return None
+        reduction = getattr(node, "_saved_reduction", None)
+        if node in outputs or kind(node) in NOT_LINEAR or _is_product_of_outputs(node) or reduction is not None:
+            own = _mean_of(node) if reduction == 1 else 1.0
+            if is_of_many(node, outputs):
+                found |= {factor * own for factor in factors}
+        elif kind(node) not in LINEAR:
+            return None
+        elif not takes_apart(node):
+            for slot, (above, _) in enumerate(node.next_functions):
+                if above is not None:
+                    own = _own_factor(node, slot, multipliers)
+                    arriving.setdefault(above, set()).update(float(f"{factor * own:.6g}") for factor in factors)
+                    if len(arriving[above]) > MOST_FACTORS:
+                        return None
     return {factor for factor in found if math.isfinite(factor) and factor != 0.0}
 
 
-def _in_order(last: Any, stop: set[Any]) -> list[Any]:
-    """The nodes of the loss's graph, each before those it was computed from."""
+def _in_order(last: Any, outputs: set[Any]) -> list[Any]:
+    """The nodes of the loss's linear part, and where it ends, each before those it was computed from."""
     waiting, order = [(last, False)], []
     seen: set[Any] = set()
     while waiting and len(seen) < MOST_NODES:
@@ -70,57 +187,43 @@ def _in_order(last: Any, stop: set[Any]) -> list[Any]:
         elif node is not None and node not in seen:
             seen.add(node)
             waiting.append((node, True))
-            waiting += [(above, False) for above, _ in node.next_functions if node not in stop]
+            if node not in outputs and kind(node) in LINEAR and not takes_apart(node):
+                waiting += [(above, False) for above, _ in node.next_functions]
     return order[::-1]
 
 
-def _own_factor(node: Any, slot: int) -> float | None:
-    """What this node multiplies its input `slot` with, where that is one number; None if it picks one example out."""
-    name = node.name()
-    if _is_of_one_example(node, name):
-        return None
-    if name.startswith("DivBackward") and slot == 0:
-        return _quotient(1.0, _number(node._saved_other))
-    if name == "MulBackward0":
+def _is_product_of_outputs(node: Any) -> bool:
+    """A product or quotient of two things that both come from the model."""
+    return kind(node) in ("Mul", "Div") and sum(above is not None for above, _ in node.next_functions) > 1
+
+
+def _own_factor(node: Any, slot: int, multipliers: bool) -> float:
+    """What this linear node multiplies its input `slot` with, where that is one number."""
+    name = kind(node)
+    if name == "Div":
+        return _over(_number(node._saved_other)) if slot == 0 else math.nan
+    if name == "Mul":
         other = node._saved_other if slot == 0 else node._saved_self
-        return 1.0 if _is_of_python(other) else _number(other)
-    if name == "MeanBackward0":
-        return _quotient(1.0, node._saved_self_sym_numel)
-    if name == "MeanBackward1":
+        return _number(other) if multipliers else 1.0
+    if name == "Mean":
         sizes = node._saved_self_sym_sizes
-        return _quotient(1.0, math.prod(sizes[_signed(d, len(sizes))] for d in node._saved_dim or range(len(sizes))))
-    if getattr(node, "_saved_reduction", None) == 1:
-        counted = getattr(node, "_saved_total_weight", None)
-        return _quotient(1.0, node._saved_self.numel() if counted is None else float(counted))
+        dims = getattr(node, "_saved_dim", ()) or range(len(sizes))
+        return _over(math.prod(sizes[d - 2**64 if d >= 2**63 else d] for d in dims))
     return 1.0
 
 
-def _is_of_one_example(node: Any, name: str) -> bool:
-    if name.partition("Backward")[0] not in ("Select", "Slice", "Split", "Unbind"):
-        return False
-    sizes = getattr(node, "_saved_self_sym_sizes", (0,))
-    if _signed(node._saved_dim, len(sizes)) != 0:
-        return False
-    if name.startswith("SliceBackward"):
-        return bool(min(node._saved_end, sizes[0]) - _signed(node._saved_start, sizes[0]) == 1)
-    return bool(name.startswith(("SelectBackward", "UnbindBackward")) or node._saved_split_size == 1)
-
-
-def _signed(index: int, length: int) -> int:
-    """As Python counts, from a number that torch may have stored as unsigned."""
-    index = index - 2**64 if index >= 2**63 else index
-    return index + length if index < 0 else index
+def _mean_of(node: Any) -> float:
+    """One over what a loss of torch's own divides by."""
+    counted = getattr(node, "_saved_total_weight", None)
+    return _over(node._saved_self.numel() if counted is None else float(counted))
 
 
 def _number(value: Any) -> float:
-    """A single number as it is; what differs between entries, or is not known, counts as 1."""
-    return float(value) if isinstance(value, Tensor) and value.numel() == 1 else 1.0
+    """A single number as it is; what differs between entries counts as 1."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else 1.0
+    return float(value) if isinstance(value, int | float) else 1.0
 
 
-def _is_of_python(value: Any) -> bool:
-    """Torch stores Python's numbers as single entries in its widest types."""
-    return isinstance(value, Tensor) and value.dim() == 0 and value.element_size() == 8
-
-
-def _quotient(a: float, b: float) -> float:
-    return a / b if b else math.inf
+def _over(value: float) -> float:
+    return 1.0 / value if value else math.inf

@@ -15,18 +15,21 @@ it was before. They can speak only where the guarantee did not hold in the first
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import random
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from lmdp.private.divisors import Divisors
+from lmdp.private.divisors import Divisors, is_of_many
 
 ROWS = 4
 TRIES = 3
@@ -91,17 +94,21 @@ class MixingProbe:
         del self._rows[:-MOST_OUTPUTS]
         return pytree.tree_unflatten(leaves, spec)
 
-    def before_backward(self, loss: Any) -> None:
+    def before_backward(self, loss: Tensor) -> None:
         """Judge the loss, if it was computed from the model's outputs."""
-        rows, self._rows = self._rows, []
-        if not (rows and isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        reached = _reached(loss, self._rows)
+        if not reached:
             return
+        self._rows = []
+        outputs = {row.node for row in reached}
+        _refuse_uneven_means(loss, outputs)
         if self._tries_left["loss"]:
-            self._judge_loss(loss, rows)
-        if not self._divisors.hold(loss, [row.node for row in rows], rows[0].output.shape[rows[0].dim]):
+            self._judge_loss(loss, reached)
+        sizes = {row.output.shape[row.dim] for row in reached}
+        if len(sizes) == 1 and not self._divisors.hold(loss, outputs, sizes.pop()):
             told, ought = ("mean", "the number of examples") if self._mean_loss else ("sum", "a constant")
             raise RuntimeError(
-                f"the loss divides by something else than in the step before, and not by {ought} (a mask, labels that "
+                f"the loss divides by something else than in the steps before, and not by {ought} (a mask, labels that "
                 f"do not count, the longest example of the batch; or loss_reduction is not '{told}'). Divide by the "
                 f"same number in every step, with loss_reduction='sum', or take the mean of each example's own. "
                 f"{REMEDY}"
@@ -132,7 +139,6 @@ class MixingProbe:
         self._judged("model", sound=verdict is False)
 
     def _judge_loss(self, loss: Tensor, rows: Sequence[Outputs]) -> None:
-        _refuse_uneven_means(loss, {row.node for row in rows})
         _refuse_other_reduction(loss, self._mean_loss)
         verdict = _rows_meet(loss, rows)
         if verdict:
@@ -154,21 +160,38 @@ def _made_up_outputs(model: nn.Module, args: Any, kwargs: Any, size: int) -> lis
     batches = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size]
     longer = [_made_up(leaf, generator) for leaf in batches]
     plain = [made[:ROWS] for made in longer]
-    changed = [_changed(made, generator) for made in plain]
+    # Of several tensors of this length only the first is sure to count examples.
+    changed = [_changed(made, generator) if i == 0 else made for i, made in enumerate(plain)]
 
     def run(made: list[Tensor]) -> list[Any]:
         left = iter(made)
         mine = [next(left) if any(leaf is b for b in batches) else leaf for leaf in leaves]
         mine_args, mine_kwargs = pytree.tree_unflatten(mine, spec)
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with torch.no_grad(), torch.random.fork_rng(_devices(model)):
-            torch.manual_seed(0)  # the same dropout twice
-            return pytree.tree_leaves(functional_call(model, buffers, mine_args, mine_kwargs))
+        with torch.no_grad(), _same_chance(model):
+            return pytree.tree_leaves(copy.deepcopy(model)(*mine_args, **mine_kwargs))  # a copy: it may keep count
 
     try:
-        return list(zip(run(plain), run(changed), run(longer)))
+        first, again, other, more = run(plain), run(plain), run(changed), run(longer)
     except Exception:  # made-up inputs may be refused by any model, for any reason: then nothing is known
         return None
+    if any(isinstance(a, Tensor) and a.is_floating_point() and _differ(a, b) for a, b in zip(first, again)):
+        return None  # chance that is not shared
+    return list(zip(first, other, more))
+
+
+@contextlib.contextmanager
+def _same_chance(model: nn.Module) -> Iterator[None]:
+    """Every run draws the same dropout, and nobody else's draws change."""
+    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' models may draw from it
+    with torch.random.fork_rng(_devices(model)):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numeric)  # noqa: NPY002
 
 
 def _counting_dim(plain: Any, longer: Any) -> int | None:
@@ -215,7 +238,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 def _rows_meet(loss: Tensor, rows: Sequence[Outputs]) -> bool | None:
     """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _not_received():
             outputs = [row.output for row in rows]
             grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
             used = [(row, row.of(g)) for row, g in zip(rows, grads) if g is not None]
@@ -259,7 +282,7 @@ def _refuse_uneven_means(loss: Tensor, outputs: set[Any]) -> None:
         weighted = node._saved_weight is not None
         ignoring = node._saved_ignore_index not in NO_INDEX
         left_out = not weighted and float(node._saved_total_weight) != node._saved_target.numel()
-        if weighted or ignoring or left_out:
+        if (weighted or ignoring or left_out) and is_of_many(node, outputs):
             how = "class weights" if weighted else "ignore_index"
             raise RuntimeError(
                 f"the loss is a mean with {how}: it divides by a number that the labels of all examples decide. Use "
@@ -289,6 +312,13 @@ def _nodes(loss: Tensor, stop: set[Any]) -> Iterator[Any]:
             waiting += [above for above, _ in node.next_functions]
 
 
+def _reached(loss: Tensor, rows: Sequence[Outputs]) -> list[Outputs]:
+    """Outputs that the loss was computed from, other than through the model again."""
+    nodes = {row.node for row in rows}
+    found = {above for node in _nodes(loss, nodes) for above, _ in node.next_functions} | {loss.grad_fn}
+    return [row for row in rows if row.node in found]
+
+
 def _batch_size(inputs: Any) -> int | None:
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
     return len(tensors[0]) if tensors else None
@@ -301,6 +331,20 @@ def _is_float(leaf: Any, dim: int) -> bool:
 def _devices(model: nn.Module) -> list[int]:
     found = {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
     return sorted(found)
+
+
+probing = False
+"""While true, what a backward pass delivers to taps is the probe's, not the user's."""
+
+
+@contextlib.contextmanager
+def _not_received() -> Iterator[None]:
+    global probing
+    probing = True
+    try:
+        yield
+    finally:
+        probing = False
 
 
 # -- where the user's backward() begins -------------------------------------------------------------------------------
@@ -320,11 +364,26 @@ def _watch(probe: MixingProbe) -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        for waiting in list(_waiting):
-            waiting.before_backward(tensors)
+        loss = _as_one(tensors, args[0] if args else kwargs.get("grad_tensors"))
+        if loss is not None:
+            for waiting in list(_waiting):
+                waiting.before_backward(loss)
         original(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
+
+
+def _as_one(tensors: Any, gradients: Any) -> Tensor | None:
+    """The one number that is differentiated, whatever form backward() was given it in."""
+    losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = [gradients] * len(losses) if gradients is None or isinstance(gradients, Tensor) else list(gradients)
+    if not losses or len(losses) != len(given) or not all(loss.requires_grad for loss in losses):
+        return None
+    if len(losses) == 1 and losses[0].numel() == 1:
+        return losses[0]
+    with torch.enable_grad():
+        parts = [loss.sum() if g is None else (loss * g.detach()).sum() for loss, g in zip(losses, given)]
+        return torch.stack(parts).sum()
 
 
 def _unwatch(probe: MixingProbe) -> None:

@@ -150,7 +150,14 @@ def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) ->
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda job: _fill_all(job[0], job[1], std), work))
     left = {kind: iter(flat.split([t.numel() for t in tensors if t.dtype == kind])) for kind, flat in noise.items()}
-    return [next(left[t.dtype]).view(t.shape).to(t.device) for t in tensors]
+    return [_laid_out(next(left[t.dtype]).view(t.shape), t) for t in tensors]
+
+
+def _laid_out(noise: Tensor, like: Tensor) -> Tensor:
+    """In the memory format of a parameter: fused optimizers read a gradient in the parameter's order."""
+    if like.is_contiguous() and like.device == noise.device:
+        return noise
+    return torch.empty_like(like, requires_grad=False).copy_(noise)
 
 
 def _drawing(stream: np.random.Generator) -> Fill:

@@ -19,7 +19,7 @@ from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
 from lmdp.private.gradients import Gradients
 from lmdp.private.noise import Chance
 from lmdp.private.rules.pieces import norm_floor
-from lmdp.private.tape import Tape
+from lmdp.private.tape import Tape, full_precision
 from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
 
 
@@ -79,6 +79,10 @@ class PrivateStep:
 
     def absorb(self) -> None:
         """Add the gradients of the last backward pass to the sums of the current batch."""
+        with full_precision(self.tape.device):
+            self._absorb()
+
+    def _absorb(self) -> None:
         gradients = self.tape.take()
         if gradients.unreached and not self._allow_unused:
             raise RuntimeError(
@@ -104,6 +108,10 @@ class PrivateStep:
 
     def release(self, number: int) -> None:
         """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1."""
+        with full_precision(self.tape.device):
+            self._release(number)
+
+    def _release(self, number: int) -> None:
         sums, self._sums = self._sums, self._fresh()
         weights = self._weights(sums)
         parameters, index, size = self.tape.canonical_parameters, self.tape.layers.index, self._expected_batch_size

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Tape:
         self.canonical_parameters = {name: self.parameters[name] for name in layers.index}
         self._tied = {o for o in self.owners if any(uses[self._canonical[f]] > 1 for f in o.full_names.values())}
         self.dtype = min((p.dtype for p in self.parameters.values()), key=lambda dtype: torch.finfo(dtype).bits)
+        self.device = next(iter(self.parameters.values())).device
         self._muted: Counter[nn.Parameter] = Counter()
         self.anchor = torch.zeros((), requires_grad=True)
         self._paused = False
@@ -100,7 +101,6 @@ class Tape:
     def reset(self) -> None:
         """Forget all passes so far; their graphs can no longer deliver gradients."""
         self.generation += 1
-        self._calls: Counter[Owner] = Counter()
         self.discard()
 
     def discard(self) -> None:
@@ -111,8 +111,9 @@ class Tape:
                 parameter.requires_grad_(True)
         self._muted.clear()
         self._batch_size: int | None = None
-        self._parts: list[Part] = []
+        self._parts: dict[Owner, Part] = {}
         self._shared: dict[str, Tensor] = {}
+        self._added: set[Owner] = set()
         self._reached: set[str] = set()
         self._backward_pass: int | None = None
         self._complete = False
@@ -136,7 +137,7 @@ class Tape:
             )
         reached = {self._canonical[name] for name in self._reached}
         unreached = [name for name in self.layers.index if name not in reached]
-        found = Gradients(self._batch_size, self._parts, self._shared, unreached)
+        found = Gradients(self._batch_size, list(self._parts.values()), self._shared, unreached)
         self.reset()
         return found
 
@@ -173,14 +174,21 @@ class Tape:
         self.seen.add(owner)
         self._paused = True
         try:
-            piece = owner.rule(use)
+            with full_precision(owner.device):
+                self._take_in(owner, owner.rule(use))
         finally:
             self._paused = False
-        if owner in self._tied or self._calls[owner] > 1:
-            self.repeated.add(owner)
-            self._add_shared(owner, piece)
-        else:
-            self._parts.append(Part(owner.full_names, piece))
+
+    def _take_in(self, owner: Owner, piece: Piece) -> None:
+        """A part of its own; the gradients themselves where a parameter was used before, in this module or another."""
+        before = self._parts.pop(owner, None)
+        if before is None and owner not in self._tied and owner not in self._added:
+            self._parts[owner] = Part(owner.full_names, piece)
+            return
+        self.repeated.add(owner)
+        self._added.add(owner)
+        for each in (piece,) if before is None else (before.piece, piece):
+            self._add_shared(owner, each)
 
     def _finish(self) -> None:
         self._complete = True
@@ -228,9 +236,6 @@ class Tape:
             if self._muted[parameter] == 0:
                 parameter.requires_grad_(True)
 
-    def note_call(self, owner: Owner) -> None:
-        self._calls[owner] += 1
-
     @contextmanager
     def unjudged(self) -> Iterator[None]:
         """A pass that is not the user's own: whether examples meet is asked of theirs."""
@@ -243,6 +248,13 @@ class Tape:
     @property
     def listening(self) -> bool:
         return torch.is_grad_enabled() and not self._paused
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Without autocast: norms and sums formed in bfloat16 would break the bound, wherever the user calls backward."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _find_owners(tape: Tape, whole: frozenset[str]) -> list[Owner]:

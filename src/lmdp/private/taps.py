@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 
+from lmdp.private import mixing
 from lmdp.private.rules import Rule, Use, generic
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Owner:
         self.rule = rule
         self.full_names = {own: f"{name}.{own}" if name else own for own in parameters}
         self.trainable = frozenset(parameters)
-        self.dtype = next(iter(parameters.values())).dtype
+        first = next(iter(parameters.values()))
+        self.dtype, self.device = first.dtype, first.device
 
     def __str__(self) -> str:
         return f"module '{self.name}' ({type(self.module).__name__})"
@@ -99,14 +101,12 @@ def tap(owner: Owner, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     if type(output) is Tensor and not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most layers
         if not generic.is_float(output):
             return output
-        tape.note_call(owner)
         call = Call(owner, tape.root_call, tape.generation, None, [], [0], rng)
         return _Tap.apply(call, tape.anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
     outputs = generic.float_tensors(output)
     _refuse_hidden_tensors(owner, output)
     if not outputs:
         return output
-    tape.note_call(owner)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     rest = [None if i in slots else leaf for i, leaf in enumerate(leaves)]
@@ -130,8 +130,9 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
-        use = ctx.call.use(ctx.saved_tensors, ctx.outputs, output_grads)
-        ctx.call.owner.tape.receive(ctx.call, use)
+        if not mixing.probing:
+            use = ctx.call.use(ctx.saved_tensors, ctx.outputs, output_grads)
+            ctx.call.owner.tape.receive(ctx.call, use)
         return (None, None, None, *[None] * ctx.n_inputs, *output_grads)
 
 
