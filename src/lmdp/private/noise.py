@@ -162,7 +162,8 @@ def _laid_out(noise: Tensor, like: Tensor) -> Tensor:
 
 def _drawing(stream: np.random.Generator) -> Fill:
     def fill(part: Tensor, std: float) -> None:
-        part.copy_(torch.from_numpy(stream.standard_normal(part.numel())).mul_(std))
+        # By NumPy alone: torch would start threads of its own in every thread that draws.
+        np.multiply(stream.standard_normal(part.numel()), std, out=part.numpy(), casting="same_kind")
 
     return fill
 

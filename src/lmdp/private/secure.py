@@ -88,7 +88,8 @@ class KeyStream:
 
     def fill(self, part: Tensor, std: float) -> None:
         """Normal numbers of this standard deviation; `part` is flat."""
-        part.copy_(torch.from_numpy(self._sum_of_four(max(2, part.numel())) * (std / 2))[: part.numel()])
+        total = self._sum_of_four(max(2, part.numel()))[: part.numel()]
+        np.multiply(total, std / 2, out=part.numpy(), casting="same_kind")
 
     def _sum_of_four(self, count: int) -> NDArray[np.float64]:
         """Box–Muller gives normal numbers in pairs; both of a pair go into different sums."""
