@@ -306,7 +306,7 @@ def _words(text: str) -> list[str]:
 
 
 def _methods(text: str) -> list[str]:
-    methods = [name.strip() for name in text.split(",") if name.strip()]
+    methods = _words(text)
     unknown = [name for name in methods if name not in METHODS]
     if unknown or not methods or len(set(methods)) < len(methods):
         raise ValueError(

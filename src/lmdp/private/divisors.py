@@ -13,6 +13,7 @@ known, or the loss is taken apart by index, nothing is said.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -126,27 +127,35 @@ def kind(node: Any) -> str:
     return name.partition("Backward")[0]
 
 
-def takes_apart(node: Any) -> bool:
-    """Whether it picks some rows out: what follows may be one example's own."""
-    if kind(node) not in TAKES_APART:
-        return False
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    dim = node._saved_dim - 2**64 if node._saved_dim >= 2**63 else node._saved_dim
-    return bool(dim == 0 or (sizes is not None and dim + len(sizes) == 0))
+def walk(first: Any, stop: Callable[[Any], bool]) -> Iterator[Any]:
+    """A node and what it was computed from, each once, not beyond nodes that `stop`."""
+    waiting = [first]
+    seen: set[Any] = set()
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            if not stop(node):
+                waiting += [above for above, _ in node.next_functions]
 
 
 def is_of_many(node: Any, outputs: set[Any]) -> bool:
     """Whether it was computed of whole outputs, not only of rows that were picked out of them."""
-    waiting = [node]
-    seen: set[Any] = set()
-    while waiting and len(seen) < MOST_NODES:
-        at = waiting.pop()
-        if at in outputs:
-            return True
-        if at is not None and at not in seen and not takes_apart(at):
-            seen.add(at)
-            waiting += [above for above, _ in at.next_functions]
-    return False
+    return any(at in outputs for at in walk(node, lambda at: at in outputs or takes_apart(at)))
+
+
+def takes_apart(node: Any) -> bool:
+    """Whether it picks some rows out: what follows may be one example's own."""
+    if kind(node) not in TAKES_APART:
+        return False
+    sizes, dim = getattr(node, "_saved_self_sym_sizes", None), _signed(node._saved_dim)
+    return bool(dim == 0 or (sizes is not None and dim + len(sizes) == 0))
+
+
+def _signed(dim: int) -> int:
+    """As Python counts, from a number that torch stores as unsigned."""
+    return dim - 2**64 if dim >= 2**63 else dim
 
 
 def _alike(a: list[float], b: list[float]) -> bool:
@@ -208,7 +217,7 @@ def _own_factor(node: Any, slot: int, multipliers: bool) -> float:
     if name == "Mean":
         sizes = node._saved_self_sym_sizes
         dims = getattr(node, "_saved_dim", ()) or range(len(sizes))
-        return _over(math.prod(sizes[d - 2**64 if d >= 2**63 else d] for d in dims))
+        return _over(math.prod(sizes[_signed(d)] for d in dims))
     return 1.0
 
 

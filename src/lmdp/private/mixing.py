@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lmdp.private.divisors import Divisors, is_of_many
+from lmdp.private.divisors import Divisors, is_of_many, walk
 
 ROWS = 4
 TRIES = 3
-MOST_OUTPUTS, MOST_NODES = 8, 10_000
+MOST_OUTPUTS = 8
 NO_INDEX = (-100, 2**64 - 100)
 """The ignore_index that torch takes for none, as its nodes store it."""
 
@@ -276,7 +276,7 @@ def _largest(values: Tensor) -> float:
 
 def _refuse_uneven_means(loss: Tensor, outputs: set[Any]) -> None:
     """Cross entropy that divides by the class weights of the batch, or by how many of its labels count."""
-    for node in _nodes(loss, outputs):
+    for node in walk(loss.grad_fn, outputs.__contains__):
         if not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", 0) != 1:
             continue
         weighted = node._saved_weight is not None
@@ -301,21 +301,10 @@ def _refuse_other_reduction(loss: Tensor, mean_loss: bool) -> None:
         )
 
 
-def _nodes(loss: Tensor, stop: set[Any]) -> Iterator[Any]:
-    """The graph of the loss, down to the model's outputs."""
-    waiting, seen = [loss.grad_fn], set(stop)
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            waiting += [above for above, _ in node.next_functions]
-
-
 def _reached(loss: Tensor, rows: Sequence[Outputs]) -> list[Outputs]:
     """Outputs that the loss was computed from, other than through the model again."""
     nodes = {row.node for row in rows}
-    found = {above for node in _nodes(loss, nodes) for above, _ in node.next_functions} | {loss.grad_fn}
+    found = set(walk(loss.grad_fn, nodes.__contains__))
     return [row for row in rows if row.node in found]
 
 
