@@ -299,9 +299,10 @@ def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:
     dilation=st.tuples(st.integers(1, 2), st.integers(1, 1)),
     mode=st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
     gram=st.booleans(),
+    long_run=st.sampled_from([1, 10**9]),
 )
 def test_any_geometry_of_convolution_is_exact(
-    batch: int, channels: int, outputs: int, groups: int, gram: bool, mode: str, **shape: tuple[int, int]
+    batch: int, channels: int, outputs: int, groups: int, gram: bool, mode: str, long_run: int, **shape: tuple[int, int]
 ) -> None:
     torch.manual_seed(0)
     size = shape.pop("size")
@@ -310,6 +311,7 @@ def test_any_geometry_of_convolution_is_exact(
     x = torch.randn(batch, channels * groups, *size, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "by_cost", lambda _: gram)
+        patch.setattr(conv, "LONG_RUN", long_run)  # patches by positions, or by channels
         assert compare(model, quadratic, x, split(x)).worst <= DOUBLE
 
 

@@ -65,6 +65,7 @@ class MixingProbe:
         self._tries_left = {"model": TRIES, "loss": TRIES}
         self._divisors = Divisors(mean_loss=mean_loss)
         self._dims: list[int | None] | None = None
+        self.refused = False
         self._rows: list[Outputs] = []
         _watch(self)
 
@@ -356,7 +357,11 @@ def _watch(probe: MixingProbe) -> None:
         loss = _as_one(tensors, args[0] if args else kwargs.get("grad_tensors"))
         if loss is not None:
             for waiting in list(_waiting):
-                waiting.before_backward(loss)
+                try:
+                    waiting.before_backward(loss)
+                except RuntimeError:
+                    waiting.refused = True
+                    raise
         original(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward

@@ -70,6 +70,8 @@ def _reasons_so_far(run: Run) -> Sequence[str]:
             f"{run.feed.skipped} batches were drawn and skipped: every batch, an empty one too, must be stepped, "
             "because the choice to skip may depend on private data"
         )
+    if run.tape.mixing is not None and run.tape.mixing.refused:
+        reasons.append(f"the loss was refused because examples meet in it, after {run.ledger.steps} steps")
     now = unnoised_state(run.tape.model)
     if changed := [name for name in now if now[name] != run.unnoised.get(name)]:
         reasons.append(f"{changed} changed during training; they are saved with the model and carry no noise")
