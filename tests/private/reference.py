@@ -80,7 +80,7 @@ def compare(model: nn.Module, loss: Loss, batch: Any, examples: list[Any], **opt
     norm_error = float(((found - norms).abs() / norms.clamp(min=norms.max() * 1e-6)).max())
 
     scales = torch.rand(norms.shape, generator=torch.Generator().manual_seed(1), dtype=norms.dtype)
-    sums = gradients.weighted_sums(scales, layers)
+    sums = gradients.weighted_sums([scales], layers)[0]
     index = layers.index
     assert set(sums) == set(index)
     sum_error = 0.0

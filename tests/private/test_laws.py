@@ -133,8 +133,8 @@ def test_a_nan_output_gradient_of_one_example_leaves_the_others_as_they_are(kind
     assert bad.tolist() == [False, False, True, False, False]
     assert (norms[2] == 0).all()
     kept, _ = taped(model, weighted, (batch[~bad], weight[~bad]))
-    sums = found.without(bad).weighted_sums(torch.ones_like(norms), layers)
-    for name, expected in kept.weighted_sums(torch.ones_like(norms[~bad]), layers).items():
+    sums = found.without(bad).weighted_sums([torch.ones_like(norms)], layers)[0]
+    for name, expected in kept.weighted_sums([torch.ones_like(norms[~bad])], layers)[0].items():
         torch.testing.assert_close(sums[name], expected, rtol=1e-10, atol=1e-12)
 
 
@@ -147,6 +147,24 @@ def test_a_whole_taken_as_one_scales_each_of_its_parameters_by_its_own_layer() -
 def test_the_norm_of_two_million_entries_is_not_lost_to_rounding() -> None:
     rows = torch.rand(2, 2**21 + 5, generator=torch.Generator().manual_seed(0))
     assert relative(pieces.squared_row_norms(rows).double(), rows.double().square().sum(1)) < 1e-6
+
+
+@pytest.mark.parametrize("width", [1, 7, 2047, 2048, 4096, 9216, 2**14, 2**14 + 64, 65537, 786_432 // 4])
+@pytest.mark.parametrize("sizes", [(1,), (3, 3, 1)])
+def test_kept_gradients_of_any_width_have_the_norms_and_sums_of_their_entries(
+    width: int, sizes: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+    blocks = [torch.randn(size, width, generator=generator) for size in sizes]
+    rows, scales = pieces.Rows.gather(blocks, lambda flat: flat), torch.rand(2, sum(sizes), generator=generator)
+    exact = torch.cat(blocks).double()
+    assert relative(rows.squared_norms.double(), exact.square().sum(1)) < 1e-6
+    for some in (scales, scales[:1]):
+        found = torch.stack(rows.weighted_sums(some))
+        assert found.shape == (len(some), width)
+        assert relative(found.double(), some.double() @ exact) < 1e-6
+    turned = torch.cat(blocks).T.contiguous().T  # the same numbers in another order of memory
+    assert relative(pieces.squared_row_norms(turned).double(), exact.square().sum(1)) < 1e-6
 
 
 def test_a_gram_product_that_rounds_below_zero_is_a_small_norm_not_a_nan() -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lmdp
+from lmdp.private.rules import conv, linear
 from tests.private.test_engine import Small, data, private, train
 
 
@@ -353,6 +355,47 @@ def test_autocast_changes_no_bound_wherever_it_is_on(positions: int, inside: tup
     x = torch.rand(1, positions, 16) + 0.5 + 0.01 * torch.randn(701, positions, 16)
     x = x[:, 0] if positions == 1 else x
     assert float((released(x) - released(x[:-1])).norm()) <= 1 + 1e-3
+
+
+PRODUCTS = (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv)
+
+
+@pytest.mark.parametrize("how", ["matmul precision", "all products"])
+def test_norms_and_sums_are_made_in_full_precision_when_products_need_not_be(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Few processors have the short products, so what is looked at is the setting: in the rules, in the sums, after."""
+    seen: list[tuple[str, str]] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            seen.append(tuple(product.fp32_precision for product in PRODUCTS))
+            return function(*args)
+
+        return noted
+
+    monkeypatch.setattr(conv, "gram_squared_norms", noting(conv.gram_squared_norms))
+    monkeypatch.setattr(linear, "_summed", noting(linear._summed))
+    monkeypatch.setattr(conv.Geometry, "contract", noting(conv.Geometry.contract))
+    model = nn.Sequential(nn.Conv2d(16, 64, 3), nn.Flatten(), nn.Linear(256, 3))
+    _, model, optimizer, _ = private(model, poisson_sampling=False)
+    try:
+        if how == "matmul precision":
+            torch.set_float32_matmul_precision("medium")
+        else:
+            torch.backends.fp32_precision = "bf16"
+        before = [product.fp32_precision for product in PRODUCTS]
+        F.cross_entropy(model(torch.randn(8, 16, 4, 4)), torch.arange(8) % 3).backward()
+        optimizer.step()
+        assert [product.fp32_precision for product in PRODUCTS] == before
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+        assert all(product.fp32_precision in ("none", "ieee") for product in PRODUCTS)  # nothing stuck
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+    assert len(seen) == 3
+    assert all(value in ("none", "ieee") for values in seen for value in values)
 
 
 def test_an_empty_batch_may_be_stepped_without_a_backward_pass() -> None:

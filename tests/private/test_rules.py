@@ -273,7 +273,7 @@ def test_dropout_inside_a_generic_module_is_replayed() -> None:
         torch.manual_seed(11)
         quadratic(model, batch).backward()
     ones = torch.ones(len(batch), len(layers), dtype=torch.float64)
-    torch.testing.assert_close(gradients.weighted_sums(ones, layers)["gain"], model.gain.grad)
+    torch.testing.assert_close(gradients.weighted_sums([ones], layers)[0]["gain"], model.gain.grad)
 
 
 def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:

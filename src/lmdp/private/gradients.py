@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,14 +53,17 @@ class Gradients:
         shared = {name: zero_rows(rows, dropped) for name, rows in self.shared.items()}
         return Gradients(self.batch_size, kept, shared, self.unreached)
 
-    def weighted_sums(self, scales: Tensor, layers: LayerMap) -> dict[str, Tensor]:
-        """For every parameter, the sum over examples of scale[i, its layer] times the gradient."""
-        index, by_layer = layers.index, scales.unbind(1)
-        sums: dict[str, Tensor] = {}
+    def weighted_sums(self, scales: Sequence[Tensor], layers: LayerMap) -> list[dict[str, Tensor]]:
+        """For each of the `scales` [B, L] and every parameter: the sum of scale[i, its layer] times the gradient."""
+        index, by_layer = layers.index, torch.stack(list(scales)).permute(2, 0, 1).contiguous().unbind()
+        sums: list[dict[str, Tensor]] = [{} for _ in scales]
         for part in self.parts:
-            columns = {own: by_layer[index[name]] for own, name in part.names.items()}
-            for own, value in part.piece.weighted_sum(columns).items():
-                sums[part.names[own]] = value
+            found = part.piece.weighted_sums({own: by_layer[index[name]] for own, name in part.names.items()})
+            for total, mine in zip(sums, found):
+                for own, value in mine.items():
+                    total[part.names[own]] = value
         for name, rows in self.shared.items():
-            sums[name] = torch.tensordot(by_layer[index[name]].to(rows.dtype), rows, dims=1)
+            found = torch.tensordot(by_layer[index[name]].to(rows.dtype), rows, dims=1)
+            for total, value in zip(sums, found):
+                total[name] = value
         return sums

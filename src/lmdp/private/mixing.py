@@ -304,6 +304,8 @@ def _refuse_other_reduction(loss: Tensor, mean_loss: bool) -> None:
 
 def _reached(loss: Tensor, rows: Sequence[Outputs]) -> list[Outputs]:
     """Outputs that the loss was computed from, other than through the model again."""
+    if not rows:  # a loss of another model: its graph may be long
+        return []
     nodes = {row.node for row in rows}
     found = set(walk(loss.grad_fn, nodes.__contains__))
     return [row for row in rows if row.node in found]

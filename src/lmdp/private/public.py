@@ -48,8 +48,7 @@ class PublicProbe:
         found = measure(self._tape.take(), self._tape, mean_loss=True)
         if not self._optimal:
             return BatchView(found.norms, self._clipping.clip_norm)
-        clipped = found.sums(self._clipping.scales(found.norms))
-        raw = found.sums(torch.ones_like(found.norms))
+        clipped, raw = found.sums(self._clipping.scales(found.norms), torch.ones_like(found.norms))
         return batch_view(found.norms, self._clipping.clip_norm, clipped, raw, len(found.norms), self._tape)
 
 

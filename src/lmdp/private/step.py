@@ -18,8 +18,9 @@ from lmdp.private.clipping import Clipping, usable
 from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
 from lmdp.private.gradients import Gradients
 from lmdp.private.noise import Chance
+from lmdp.private.precision import full_precision
 from lmdp.private.rules.pieces import norm_floor
-from lmdp.private.tape import Tape, full_precision
+from lmdp.private.tape import Tape
 from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
 
 
@@ -93,9 +94,12 @@ class PrivateStep:
         scaled = measure(gradients, self.tape, mean_loss=self._mean_loss)
         scales = self.clipping.scales(scaled.norms)
         sums = self._sums
-        _add(sums.clipped, scaled.sums(scales))
         if self._keep_raw:
-            _add(sums.raw, scaled.sums(torch.ones_like(scales)))
+            clipped, raw = scaled.sums(scales, torch.ones_like(scales))
+            _add(sums.raw, raw)
+        else:
+            (clipped,) = scaled.sums(scales)
+        _add(sums.clipped, clipped)
         if self._keep_norms:
             sums.norms.append(scaled.norms)
         sums.shares += shares(scaled.norms).sum(0)
@@ -167,10 +171,13 @@ class Measured:
     factor: float
     nonfinite: int
 
-    def sums(self, scales: Tensor) -> dict[str, Tensor]:
+    def sums(self, *scales: Tensor) -> list[dict[str, Tensor]]:
+        """One for each of the `scales`."""
         if self.gradients.batch_size == 0:
-            return {}
-        return self.gradients.weighted_sums(scales * self.factor, self.tape.layers)
+            return [{} for _ in scales]
+        dtypes = {p.dtype for p in self.tape.canonical_parameters.values()}
+        own = dtypes.pop() if len(dtypes) == 1 else torch.float64  # of all at once, not in every layer
+        return self.gradients.weighted_sums([(each * self.factor).to(own) for each in scales], self.tape.layers)
 
 
 def measure(gradients: Gradients, tape: Tape, *, mean_loss: bool) -> Measured:

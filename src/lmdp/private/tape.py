@@ -12,7 +12,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from lmdp.layers import LayerMap, is_opaque, owned_parameters
 from lmdp.private import taps
 from lmdp.private.gradients import Gradients, Part
 from lmdp.private.mixing import MixingProbe
+from lmdp.private.precision import full_precision
 from lmdp.private.rules import Piece, Use, generic, rule_for
 from lmdp.private.rules.choice import Plan
 from lmdp.private.taps import Call, Owner, RootCall
@@ -70,12 +71,12 @@ class Tape:
 
     def _attach(self) -> None:
         taps.install_hooks()
-        taps.ROOTS[self.model] = weakref.ref(self)
+        taps.place(self.model).root = weakref.ref(self)
         for name, module in self.model.named_modules():
             if isinstance(module, _BatchNorm):  # let in because it was frozen, in evaluation mode
-                taps.EVAL_ONLY[module] = name
+                taps.place(module).eval_only = name
         for owner in self.owners:
-            taps.OWNERS[owner.module] = weakref.ref(owner)
+            taps.place(owner.module).owner = weakref.ref(owner)
             for own, parameter in owner.parameters.items():
                 name = owner.full_names[own]
                 self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse_direct_use(name)))
@@ -83,18 +84,15 @@ class Tape:
     def detach(self) -> None:
         """Leave the model as an ordinary one."""
         _remove(self._handles)
-        for owner in self.owners:
-            taps.OWNERS.pop(owner.module, None)
-        taps.ROOTS.pop(self.model, None)
-        for module in self.model.modules():
-            taps.EVAL_ONLY.pop(module, None)
+        for module in (*self.model.modules(), *(owner.module for owner in self.owners)):
+            taps.PLACES.pop(module, None)
         if self.mixing is not None:
             self.mixing.close()
         self.reset()
 
     @staticmethod
     def is_attached_to(model: nn.Module) -> bool:
-        return any(m in taps.OWNERS or m in taps.ROOTS for m in model.modules())
+        return any(module in taps.PLACES for module in model.modules())
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -248,13 +246,6 @@ class Tape:
     @property
     def listening(self) -> bool:
         return torch.is_grad_enabled() and not self._paused
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Without autocast: norms and sums formed in bfloat16 would break the bound, wherever the user calls backward."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def _find_owners(tape: Tape, whole: frozenset[str]) -> list[Owner]:

@@ -24,9 +24,22 @@ from lmdp.private.rules import Rule, Use, generic
 if TYPE_CHECKING:
     from lmdp.private.tape import Tape
 
-OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Owner]] = weakref.WeakKeyDictionary()
-ROOTS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tape]] = weakref.WeakKeyDictionary()
-EVAL_ONLY: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+@dataclass
+class Place:
+    """What a module is to the tapes of this process. Weak references: a model may outlive its tape."""
+
+    owner: weakref.ref[Owner] | None = None
+    root: weakref.ref[Tape] | None = None
+    eval_only: str | None = None
+
+
+PLACES: weakref.WeakKeyDictionary[nn.Module, Place] = weakref.WeakKeyDictionary()
+
+
+def place(module: nn.Module) -> Place:
+    """The module's place, made if need be."""
+    return PLACES.setdefault(module, Place())
 
 
 class Owner:
@@ -150,27 +163,20 @@ def install_hooks() -> None:
         _installed = True
 
 
-def _owner_of(module: nn.Module) -> Owner | None:
-    reference = OWNERS.get(module)
-    return reference() if reference is not None else None
-
-
-def _tape_of(root: nn.Module) -> Tape | None:
-    reference = ROOTS.get(root)
-    return reference() if reference is not None else None
-
-
 def _before_forward(module: nn.Module, args: Any) -> None:
-    if module.training and module in EVAL_ONLY:
+    at = PLACES.get(module)
+    if at is None:
+        return
+    if at.eval_only is not None and module.training:
         raise RuntimeError(
-            f"module '{EVAL_ONLY[module]}' ({type(module).__name__}) was put into training mode: it would mix the "
+            f"module '{at.eval_only}' ({type(module).__name__}) was put into training mode: it would mix the "
             "examples of a batch and store their statistics. Call eval() on it after model.train(), or use "
             "lmdp.make_compatible(model)."
         )
-    tape = _tape_of(module)
+    tape = at.root() if at.root is not None else None
     if tape is not None and tape.listening:
         tape.root_call = RootCall()
-    owner = _owner_of(module)
+    owner = at.owner() if at.owner is not None else None
     if owner is not None and owner.tape.listening:
         owner.tape.mute(owner)
         if owner.rule is generic.piece:
@@ -180,11 +186,14 @@ def _before_forward(module: nn.Module, args: Any) -> None:
 def _after_forward(module: nn.Module, args: Any, *rest: Any) -> Any:
     # Called with (kwargs, output); after a forward that raised, torch leaves out the kwargs and the output is None.
     kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
-    owner = _owner_of(module)
+    at = PLACES.get(module)
+    if at is None:
+        return output
+    owner = at.owner() if at.owner is not None else None
     if owner is not None and owner.tape.listening:
         owner.tape.unmute(owner)
         output = tap(owner, args, kwargs, output, _rng_states.pop(owner, None))
-    tape = _tape_of(module)
+    tape = at.root() if at.root is not None else None
     if tape is not None and tape.root_call is not None and tape.listening:
         tape.root_call.batch_size = _leading_dimension((args, kwargs))
         tape.root_call = None

@@ -41,10 +41,12 @@ class TouchedRows:
         each = squared_row_norms(self.rows)
         return {"weight": each.new_zeros(self.batch_size).index_add_(0, self.example, each)}
 
-    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        scaled = self.rows * scales["weight"].to(self.rows.dtype)[self.example, None]
-        table = self.rows.new_zeros(self.size, self.rows.shape[1])
-        return {"weight": table.index_add_(0, self.index, scaled)}
+    def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        sums = []
+        for column in scales["weight"].to(self.rows.dtype).unbind():
+            table = self.rows.new_zeros(self.size, self.rows.shape[1])
+            sums.append({"weight": table.index_add_(0, self.index, self.rows * column[self.example, None])})
+        return sums
 
     def per_example(self) -> dict[str, Tensor]:
         tables = self.rows.new_zeros(self.batch_size, self.size, self.rows.shape[1])

@@ -10,22 +10,24 @@ from torch import Tensor
 from lmdp.private.rules.choice import Sizes
 from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
 
-SMALL = 4
-"""Blocks that are kept must fit the gaps that freed activations leave; large ones would cost a third more memory."""
+FEW, SMALL = 4, 2**19
+"""Examples, and numbers, that a block of kept gradients has at least. Larger ones would not fit the gaps that freed
+activations leave, and cost a third more memory; in smaller ones the sum is read and written as often as the gradients.
+"""
 
 
 def piece(use: Use) -> Piece:
     """Gradient of example i: G_iᵀ X_i over its positions t, with X_i [T, in] and G_i [T, out]."""
-    x, g = _positions(use.input), _positions(use.output_grad)
+    x, g = use.input, use.output_grad
+    if x.dim() == 2:
+        return _of_one_position(use, x, g)
+    x, g = _positions(x), _positions(g)
+    if x.shape[1] == 1:
+        return _of_one_position(use, x[:, 0], g[:, 0])
     weight, bias = "weight" in use.trainable, "bias" in use.trainable
 
     def contract(x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        sums = {}
-        if weight:
-            sums["weight"] = g.flatten(0, 1).T @ x.flatten(0, 1)
-        if bias:
-            sums["bias"] = g.sum(dim=(0, 1))
-        return sums
+        return _summed(x.flatten(0, 1), g.flatten(0, 1), use.trainable)
 
     def expand(x: Tensor, g: Tensor) -> Stored:
         rows = {}
@@ -37,15 +39,37 @@ def piece(use: Use) -> Piece:
         return Stored(rows)
 
     batch, positions = x.shape[:2]
-    if weight and positions != 1 and not use.prefers_gram(_sizes(x, g)):
+    if weight and not use.prefers_gram(_sizes(x, g)):
         return expand(x, g)
-    if positions == 1:  # the outer product of g and x, with a 1 beside x for the bias
-        inputs = _squares(x[:, 0]) + bias if weight else 1.0
-        return Factored(_squares(g[:, 0]) * inputs, x, g, contract, expand)
     norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
     if weight:
         norms = norms + joined([_gram_norms(x[some], g[some]) for some in chunks(batch, positions**2)])
     return Factored(norms, x, g, contract, expand)
+
+
+def _of_one_position(use: Use, x: Tensor, g: Tensor) -> Piece:
+    """The outer product of g and x, with a 1 beside x for the bias: its norm is the product of theirs."""
+
+    def contract(x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        return _summed(x, g, use.trainable)
+
+    def expand(x: Tensor, g: Tensor) -> Stored:
+        rows = {"weight": Rows.of(g.unsqueeze(2) * x.unsqueeze(1)), "bias": Rows.of(g)}
+        return Stored({name: rows[name] for name in use.trainable})
+
+    norms = _squares(g)
+    if "weight" in use.trainable:
+        norms = norms * (_squares(x) + ("bias" in use.trainable))
+    return Factored(norms, x, g, contract, expand)
+
+
+def _summed(x: Tensor, g: Tensor, trainable: frozenset[str]) -> dict[str, Tensor]:
+    sums = {}
+    if "weight" in trainable:
+        sums["weight"] = g.T @ x
+    if "bias" in trainable:
+        sums["bias"] = g.sum(0)
+    return sums
 
 
 def _sizes(x: Tensor, g: Tensor) -> Sizes:
@@ -55,7 +79,9 @@ def _sizes(x: Tensor, g: Tensor) -> Sizes:
 
 
 def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
-    for some in chunks(len(x), SMALL * x.shape[2] * g.shape[2]):
+    step = max(FEW, SMALL // (x.shape[2] * g.shape[2]))
+    for start in range(0, len(x), step):
+        some = slice(start, start + step)
         yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1)
 
 

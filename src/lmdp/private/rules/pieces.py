@@ -6,6 +6,7 @@ the per-example gradients themselves (`Stored`), some only the layer's input and
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ class Piece(Protocol):
         """Squared norms [B] of the examples' parts; keys are parameter names, or "" for all of them together."""
         ...
 
-    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """sum_i scales[name][i] * gradient_i for every parameter, in the parameter's shape."""
+    def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """sum_i scales[name][s, i] * gradient_i of every parameter, in its shape, for each s."""
         ...
 
     def per_example(self) -> dict[str, Tensor]:
@@ -95,12 +96,24 @@ class Rows:
             [gradients.reshape(len(gradients), -1)], lambda flat: flat.reshape((*flat.shape[:-1], *shape))
         )
 
-    def weighted_sum(self, scales: Tensor) -> Tensor:
-        parts = self._split(scales.to(self.blocks[0].dtype))
-        total = torch.mv(self.blocks[0].T, parts[0])
-        for block, some in zip(self.blocks[1:], parts[1:]):
-            total.addmv_(block.T, some)
-        return self.restore(total)
+    def weighted_sums(self, scales: Tensor) -> tuple[Tensor, ...]:
+        """Under each row of `scales` [S, B]; all in one pass, which takes as long as reading the gradients."""
+        first, *others = self.blocks
+        some, *rest = self._split(scales.to(first.dtype), 1)
+        width = first.shape[1]
+        run = even_run(width, LONG)
+        if run == width:
+            total = some @ first
+            for block, some in zip(others, rest):
+                total.addmm_(some, block)
+        else:  # in runs, which are shared among threads; a product with so few rows would be left to one
+            runs = (width // run, -1, -1)
+            total = torch.bmm(some.expand(runs), _cut(first, run))
+            for block, some in zip(others, rest):
+                total.baddbmm_(some.expand(runs), _cut(block, run))
+            total = total.transpose(0, 1).flatten(1)
+        sums: tuple[Tensor, ...] = self.restore(total).unbind()
+        return sums
 
     def all(self) -> Tensor:
         return self.restore(torch.cat(self.blocks))
@@ -109,11 +122,17 @@ class Rows:
         blocks = tuple(zero_rows(block, gone) for block, gone in zip(self.blocks, self._split(dropped)))
         return Rows(blocks, zero_rows(self.squared_norms, dropped), self.restore)
 
-    def _split(self, column: Tensor) -> tuple[Tensor, ...]:
+    def _split(self, values: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
         if len(self.blocks) == 1:
-            return (column,)
-        split: tuple[Tensor, ...] = column.split([len(block) for block in self.blocks])
+            return (values,)
+        split: tuple[Tensor, ...] = values.split([len(block) for block in self.blocks], dim)
         return split
+
+
+def _cut(block: Tensor, run: int) -> Tensor:
+    """[b, D] → [runs, b, run]."""
+    cut: Tensor = block.unflatten(1, (-1, run))
+    return cut.transpose(0, 1)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -141,8 +160,9 @@ class Stored:
     def squared_norms(self) -> dict[str, Tensor]:
         return {k: r.squared_norms for k, r in self.rows.items()}
 
-    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {k: r.weighted_sum(scales[k]) for k, r in self.rows.items()}
+    def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        found = [r.weighted_sums(scales[k]) for k, r in self.rows.items()]
+        return [dict(zip(self.rows, sums)) for sums in zip(*found)]
 
     def per_example(self) -> dict[str, Tensor]:
         return {k: r.all() for k, r in self.rows.items()}
@@ -169,10 +189,10 @@ class Factored:
     def squared_norms(self) -> dict[str, Tensor]:
         return {"": self.norms}
 
-    def weighted_sum(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         one_layer = next(iter(scales.values()))  # a plain module's parameters are in one layer
-        column = one_layer.to(self.g.dtype).view(-1, *[1] * (self.g.dim() - 1))
-        return self.contract(self.x, self.g * column)
+        columns = one_layer.to(self.g.dtype).view(*one_layer.shape, *[1] * (self.g.dim() - 1))
+        return [self.contract(self.x, self.g * column) for column in columns.unbind()]
 
     def per_example(self) -> dict[str, Tensor]:
         return self.expand(self.x, self.g).per_example()
@@ -183,21 +203,34 @@ class Factored:
 
 
 def squared_row_norms(rows: Tensor) -> Tensor:
-    """Squared norm of every row of [B, D], in blocks.
+    """Squared norm of every row of [B, D]: of runs of its entries first.
 
     torch's norm adds up a float32 row one term after the other: at two million entries it is off by 1e-4. A norm that
     is too small lets a contribution exceed its bound by as much.
     """
-    if rows.shape[1] <= BLOCK:
-        short: Tensor = torch.linalg.vector_norm(rows, dim=1)
-        return short.square()
-    whole = rows.shape[1] - rows.shape[1] % BLOCK
-    blocks: Tensor = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
-    rest: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1)
-    return blocks.square().sum(1) + rest.square()
+    width = rows.shape[1]
+    run = even_run(width, SHORT)
+    if width > SHORT and run < width and rows.is_contiguous():
+        runs = rows.view(-1, 1, run)
+        return torch.bmm(runs, runs.transpose(1, 2)).view(len(rows), -1).sum(1, dtype=torch.float64)
+    whole = width - width % SHORT
+    norms: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1)
+    squares = norms.double().square()
+    if whole:
+        norms = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2)
+        squares = squares + norms.double().square().sum(1)
+    return squares
 
 
-BLOCK = 2048
+@functools.cache
+def even_run(width: int, longest: int) -> int:
+    """The largest divisor of `width` up to `longest`; all of it if there is only a small one."""
+    found = next(run for run in range(min(width, longest), 0, -1) if width % run == 0)
+    return found if 8 * found >= longest else width
+
+
+SHORT, LONG = 2**11, 2**14
+"""Entries of a row that are added up at a time, for a norm; that one thread works on at a time, for a sum."""
 
 
 def zero_rows(tensor: Tensor, dropped: Tensor) -> Tensor:

@@ -1,0 +1,80 @@
+"""Norms and sums are formed in the precision of the parameters, whatever the user has allowed for the rest.
+
+A Gram matrix or a sum made in bfloat16 or TF32 is off by a part in a thousand, and by any factor where terms cancel: an
+example measured too short would be clipped too little. Users save time in the forward and backward pass in two ways:
+autocast, and settings under which products of float32 numbers are made from fewer bits, such as
+`torch.set_float32_matmul_precision("medium")`. Both are put aside while a rule runs or sums are made, then restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+FULL = ("none", "ieee")
+ONE_BY_ONE = hasattr(torch.backends, "fp32_precision")
+"""Since torch 2.9 every kind of product has a setting of its own."""
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """A context without autocast and without reduced products."""
+    reduced = _reduced(device.type)
+    if reduced or torch.is_autocast_enabled(device.type):
+        return _restoring(device.type, reduced)
+    return nullcontext()
+
+
+def _reduced(kind: str) -> Sequence[Any]:
+    """The settings, of this kind of device, that allow fewer bits."""
+    backends: Any = torch.backends
+    settings: list[Any]
+    if not ONE_BY_ONE:
+        settings = [_Matmul(), *([_CudnnConvolution()] if kind == "cuda" else [])]
+    elif kind == "cuda":
+        settings = [backends.cuda.matmul, backends.cudnn.conv]
+    else:
+        settings = [backends.mkldnn.matmul, backends.mkldnn.conv]
+    return [setting for setting in settings if setting.fp32_precision not in FULL]
+
+
+@contextmanager
+def _restoring(kind: str, reduced: Sequence[Any]) -> Iterator[None]:
+    before = [setting.fp32_precision for setting in reduced]
+    for setting in reduced:
+        setting.fp32_precision = "ieee"
+    try:
+        with torch.autocast(kind, enabled=False):
+            yield
+    finally:
+        for setting, value in zip(reduced, before):
+            setting.fp32_precision = "none"  # as a more general setting has it
+            if setting.fp32_precision != value:
+                setting.fp32_precision = value
+
+
+class _Matmul:
+    """The one setting that older versions of torch have for products of matrices."""
+
+    @property
+    def fp32_precision(self) -> str:
+        found: str = torch.get_float32_matmul_precision()
+        return "none" if found == "highest" else found
+
+    @fp32_precision.setter
+    def fp32_precision(self, value: str) -> None:
+        torch.set_float32_matmul_precision("highest" if value in FULL else value)
+
+
+class _CudnnConvolution:
+    """And the one for convolutions."""
+
+    @property
+    def fp32_precision(self) -> str:
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "none"
+
+    @fp32_precision.setter
+    def fp32_precision(self, value: str) -> None:
+        torch.backends.cudnn.allow_tf32 = value not in FULL
