@@ -197,8 +197,8 @@ def test_growth_in_miniature(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "growth.json").read_text()) == found
     assert [row["batch"] for row in found["batch"]["ratio"]] == [2, 3]
     assert all(flatness >= 1 for flatness in found["batch"]["flatness"].values())
-    assert [row["layers"] for row in found["depth"]] == [3, 13]
-    assert "added_per_block" in found["depth"][1]
+    assert [row["layers"] for row in found["depth"]] == [3, 13, 13]
+    assert ["added_per_block" in row for row in found["depth"]] == [False, True, True]
     assert [row["tokens"] for row in found["length"]["ratio"]] == [4, 5]
     loop = found["loop"]
     assert loop["steps"] == 2

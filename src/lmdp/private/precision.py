@@ -8,6 +8,7 @@ autocast, and settings under which products of float32 numbers are made from few
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,41 +16,37 @@ from typing import Any
 import torch
 
 FULL = ("none", "ieee")
-ONE_BY_ONE = hasattr(torch.backends, "fp32_precision")
-"""Since torch 2.9 every kind of product has a setting of its own."""
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """A context without autocast and without reduced products."""
-    reduced = _reduced(device.type)
-    if reduced or torch.is_autocast_enabled(device.type):
-        return _restoring(device.type, reduced)
+    """A context without autocast and without shortened products."""
+    shortened = [setting for setting in _settings(device.type) if setting.fp32_precision not in FULL]
+    if shortened or torch.is_autocast_enabled(device.type):
+        return _restoring(device.type, shortened)
     return nullcontext()
 
 
-def _reduced(kind: str) -> Sequence[Any]:
-    """The settings, of this kind of device, that allow fewer bits."""
+@functools.cache
+def _settings(kind: str) -> Sequence[Any]:
+    """Those that decide about the products made on this kind of device."""
     backends: Any = torch.backends
-    settings: list[Any]
-    if not ONE_BY_ONE:
-        settings = [_Matmul(), *([_CudnnConvolution()] if kind == "cuda" else [])]
-    elif kind == "cuda":
-        settings = [backends.cuda.matmul, backends.cudnn.conv]
-    else:
-        settings = [backends.mkldnn.matmul, backends.mkldnn.conv]
-    return [setting for setting in settings if setting.fp32_precision not in FULL]
+    if not hasattr(backends, "fp32_precision"):  # torch before 2.9
+        return [_Matmul(), _CudnnConvolution()] if kind == "cuda" else [_Matmul()]
+    if kind == "cuda":
+        return [backends.cuda.matmul, backends.cudnn.conv]
+    return [backends.mkldnn.matmul, backends.mkldnn.conv]
 
 
 @contextmanager
-def _restoring(kind: str, reduced: Sequence[Any]) -> Iterator[None]:
-    before = [setting.fp32_precision for setting in reduced]
-    for setting in reduced:
+def _restoring(kind: str, shortened: Sequence[Any]) -> Iterator[None]:
+    before = [setting.fp32_precision for setting in shortened]
+    for setting in shortened:
         setting.fp32_precision = "ieee"
     try:
         with torch.autocast(kind, enabled=False):
             yield
     finally:
-        for setting, value in zip(reduced, before):
+        for setting, value in zip(shortened, before):
             setting.fp32_precision = "none"  # as a more general setting has it
             if setting.fp32_precision != value:
                 setting.fp32_precision = value

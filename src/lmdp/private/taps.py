@@ -90,7 +90,7 @@ class Call:
             kwargs,
             outputs,
             tuple(self._precise(g) for g in output_grads),
-            len(first) if first is not None else -1,
+            first.shape[0] if first is not None else -1,
             self.rng,
             functools.partial(self.owner.tape.plan.prefers_gram, self.owner.name),
         )

@@ -209,17 +209,17 @@ def squared_row_norms(rows: Tensor) -> Tensor:
     is too small lets a contribution exceed its bound by as much.
     """
     width = rows.shape[1]
+    if width <= SHORT:
+        short: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return short.square()
     run = even_run(width, SHORT)
-    if width > SHORT and run < width and rows.is_contiguous():
+    if run < width and rows.is_contiguous():
         runs = rows.view(-1, 1, run)
-        return torch.bmm(runs, runs.transpose(1, 2)).view(len(rows), -1).sum(1, dtype=torch.float64)
+        return torch.bmm(runs, runs.transpose(1, 2)).view(len(rows), -1).sum(1)
     whole = width - width % SHORT
-    norms: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1)
-    squares = norms.double().square()
-    if whole:
-        norms = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2)
-        squares = squares + norms.double().square().sum(1)
-    return squares
+    norms: Tensor = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2)
+    rest: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1)
+    return norms.square().sum(1) + rest.square()
 
 
 @functools.cache
