@@ -63,7 +63,6 @@ class Gradients:
                 for own, value in mine.items():
                     total[part.names[own]] = value
         for name, rows in self.shared.items():
-            found = torch.tensordot(by_layer[index[name]].to(rows.dtype), rows, dims=1)
-            for total, value in zip(sums, found):
-                total[name] = value
+            for total, column in zip(sums, by_layer[index[name]].to(rows.dtype)):
+                total[name] = torch.tensordot(column, rows, dims=1)
         return sums
