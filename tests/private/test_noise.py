@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import secrets
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from lmdp.private.noise import SLICE, STREAMS, Chance, Entropy, Seeded, entropy_generator
+from lmdp.private.noise import MIN_SHARE, ROUND, STREAMS, Chance, Entropy, GaussianNoise, Seeded, entropy_generator
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
@@ -92,10 +94,11 @@ def test_the_default_generator_has_all_its_entropy_from_the_operating_system(mon
     first = set()
     for bit in range(256):
         monkeypatch.setattr(secrets, "randbits", lambda asked, bit=bit: 1 << bit if asked == 256 else 0)
-        first.add(entropy_generator().standard_normal(2).tobytes())
+        first.add(entropy_generator().random(2).tobytes())
     assert len(first) == 256
     monkeypatch.undo()
-    assert stats.kstest(entropy_generator().standard_normal(200_000), "norm").pvalue > 1e-4
+    assert stats.kstest(entropy_generator().random(200_000), "uniform").pvalue > 1e-4
+    assert stats.kstest(Entropy().noise(1).like([torch.empty(200_000)], 1.0)[0].numpy(), "norm").pvalue > 1e-4
 
 
 def test_the_tail_is_that_of_a_normal_distribution() -> None:
@@ -108,13 +111,54 @@ def test_the_tail_is_that_of_a_normal_distribution() -> None:
     assert stats.kstest(1 - stats.norm.sf(beyond.numpy()) / stats.norm.sf(4.5), "uniform").pvalue > 1e-4
 
 
+class Constant:
+    """A generator whose uniform numbers are all the same, except that those it is asked for later are `then`."""
+
+    def __init__(self, number: float, then: float) -> None:
+        self.number, self.then = number, then
+
+    def random(self, size: int | None = None, out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        numbers = np.empty(size or 0) if out is None else out
+        numbers[:] = self.number
+        self.number = self.then
+        return numbers
+
+
+def test_the_smallest_uniform_numbers_get_more_bits_so_that_normal_ones_do_not_end_early() -> None:
+    """53 bits alone would end at 8.6 deviations, and a zero would be infinite."""
+    with_all_bits_zero = GaussianNoise([Constant(0.0, 0.0)]).like([torch.empty(2, dtype=torch.float64)], 1.0)[0]
+    assert torch.isfinite(with_all_bits_zero).all()
+    assert float(with_all_bits_zero.abs().max()) == pytest.approx(math.sqrt(2 * 107 * math.log(2)))
+    second = GaussianNoise([Constant(3 * 2.0**-53, 0.25)])._refined(torch.full((4,), 3 * 2.0**-53, dtype=torch.float64))
+    assert second.tolist() == [(3 + 3 * 2.0**-53 + 2.0**-54) * 2.0**-53] * 4
+    largest = torch.full((4,), 1 - 2.0**-53, dtype=torch.float64)
+    assert (GaussianNoise([Constant(0.5, 0.5)])._refined(largest) <= 1).all()
+
+
+def test_refined_numbers_are_uniform_within_the_cell_they_fell_into() -> None:
+    noise = GaussianNoise([np.random.Generator(np.random.PCG64DXSM(2))])
+    refined = noise._refined(torch.full((50_000,), 7 * 2.0**-53, dtype=torch.float64)).numpy()
+    assert stats.kstest(refined * 2.0**53 - 7, "uniform").pvalue > 1e-4
+
+
+def test_the_two_normal_numbers_of_a_pair_are_independent() -> None:
+    """They share a radius and an angle: neither they nor their squares, sizes or signs go together."""
+    one, two = Seeded(6).noise(1).like([torch.empty(2, 200_000, dtype=torch.float64)], 1.0)[0]
+    for change in (lambda t: t, torch.square, torch.abs, torch.sign, lambda t: (t.abs() > 2).double()):
+        for a, b in ((one, two), (one, two.roll(1))):
+            assert abs(float(torch.corrcoef(torch.stack([change(a), change(b)]))[0, 1])) < 5 / math.sqrt(200_000)
+    angle = torch.atan2(one, two).numpy()
+    assert stats.kstest(angle / (2 * math.pi) + 0.5, "uniform").pvalue > 1e-4
+    assert stats.kstest((one.square() + two.square()).numpy() / 2, "expon").pvalue > 1e-4
+
+
 def test_zero_standard_deviation_means_no_noise() -> None:
     assert Seeded(0).noise(1).like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: int) -> None:
-    shapes = [torch.empty(3, SLICE), torch.empty(7), torch.empty(2 * SLICE * STREAMS + 5, dtype=torch.float64)]
+    shapes = [torch.empty(3, ROUND // 4), torch.empty(7), torch.empty(ROUND + 5, dtype=torch.float64)]
     before = torch.get_num_threads()
     first = Seeded(4).noise(1).like(shapes, 0.7)
     try:
@@ -131,13 +175,11 @@ def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: in
 def test_streams_never_repeat_one_another_nor_themselves(chance: Chance) -> None:
     """A slice drawn twice would cancel in a difference of two released gradients."""
     noise = chance.noise(1)
-    like = torch.empty(3 * STREAMS, SLICE // 16, dtype=torch.float64)
+    like = torch.empty(STREAMS, MIN_SHARE, dtype=torch.float64)
     draws = torch.cat([noise.like([like, like], 1.0)[k] for k in (0, 1, 0)])
     assert len(draws.flatten().unique()) == draws.numel()
-    wide = torch.cat(
-        [slice_[None, :2000] for slice_ in noise.like([torch.empty(STREAMS * SLICE)], 1.0)[0].split(SLICE)]
-    )
-    off = torch.corrcoef(wide) - torch.eye(STREAMS)
+    wide = noise.like([torch.empty(2 * ROUND)], 1.0)[0].view(4 * STREAMS, -1)[:, :2000]
+    off = torch.corrcoef(wide) - torch.eye(4 * STREAMS)
     assert off.abs().max() < 5.5 / math.sqrt(2000)
     assert float(wide.std()) == pytest.approx(1.0, rel=std_interval(wide.numel()))
 

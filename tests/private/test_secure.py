@@ -16,7 +16,7 @@ from scipy import stats
 
 import lmdp
 from lmdp.config import METHODS, Config
-from lmdp.private.noise import SLICE, STREAMS
+from lmdp.private.noise import MIN_SHARE, ROUND, STREAMS
 from tests.private.test_engine import Small, data, train
 
 pytest.importorskip("cryptography")
@@ -51,11 +51,15 @@ def test_the_standard_deviation_is_the_one_asked_for_and_zero_means_none() -> No
 
 def test_neighbours_calls_tensors_and_streams_are_independent() -> None:
     noise = Secure(KEY)
-    first, second = (noise.like([torch.empty(2, SLICE * STREAMS, dtype=torch.float64)], 1.0)[0] for _ in range(2))
-    rows = [*first, *second, *(torch.roll(first[0], lag) for lag in (1, 2, SLICE, SLICE - 1))]
+    first, second = (noise.like([torch.empty(2, ROUND, dtype=torch.float64)], 1.0)[0] for _ in range(2))
+    rows = [
+        *first,
+        *second,
+        *(torch.roll(first[0], lag) for lag in (1, 2, MIN_SHARE, ROUND // STREAMS, ROUND // STREAMS - 1)),
+    ]
     off = torch.corrcoef(torch.stack(rows)) - torch.eye(len(rows), dtype=torch.float64)
     squares = torch.corrcoef(torch.stack(rows).square()) - torch.eye(len(rows), dtype=torch.float64)
-    bound = 5.5 / math.sqrt(SLICE * STREAMS)
+    bound = 5.5 / math.sqrt(ROUND)
     assert off.abs().max() < bound
     assert squares.abs().max() < bound
 

@@ -7,17 +7,18 @@
 By default each generator's state comes from 256 bits of the operating system's entropy. (Seeding PyTorch's CPU
 generator with an integer keeps 32 bits, few enough for an attacker to try them all.) No state is ever written to disk.
 
-Normal numbers are NumPy's, in double precision whatever they are added to. Its ziggurat has a tail of its own that goes
-on to 13 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond would tell for certain
-which of two datasets it came from.
+Normal numbers are made in double precision, whatever they are added to, by the formula of Box and Muller: without
+branches it takes half the time of a ziggurat. The uniform numbers behind them have 53 bits, and small ones 53 more, so
+that normal numbers go on to 12 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond
+would tell for certain which of two datasets it came from.
 
-For millions of parameters drawing takes as long as a layer, so the noise is cut into slices and drawn from several
-independent generators at once. Which generator draws which slice is fixed: the same seed gives the same noise on any
-number of threads.
+For millions of parameters drawing takes as long as a layer, so uniform numbers come from several independent generators
+at once. Which generator draws which of them is fixed: the same seed gives the same noise on any number of threads.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _COINS, _NOISE = 0, 1
@@ -33,8 +35,8 @@ _POOL_WORDS = 8
 """Of 32 bits: what NumPy mixes a seed in. Its default of 4 would keep 128 bits."""
 
 STREAMS = 8
-SLICE = 2**16
-"""Numbers drawn at a time from one stream."""
+ROUND = 2**19
+"""Normal numbers that are made at a time."""
 
 
 class Noise(Protocol):
@@ -127,28 +129,75 @@ class GaussianNoise:
         self.streams = list(streams)
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
-        return in_slices(tensors, std, [_drawing(stream) for stream in self.streams])
+        return shaped(tensors, std, self._fill)
+
+    def _fill(self, part: Tensor, std: float) -> None:
+        half = (part.numel() + 1) // 2
+        numbers, turns = uniform(2 * half, [_drawing(stream) for stream in self.streams]).split(half)
+        for some, normal in zip(part.split(half), normal_pairs(self._refined(numbers), turns, std)):
+            some.copy_(normal[: len(some)])
+
+    def _refined(self, numbers: Tensor) -> Tensor:
+        """From multiples of 2^-53 in [0, 1) to numbers in (0, 1), the small ones of them multiples of 2^-107."""
+        small = (numbers < 2.0**-20).nonzero().squeeze(1)
+        if len(small) == 0:
+            return numbers.add_(2.0**-54)
+        more = torch.from_numpy(self.streams[0].random(len(small)))
+        refined = numbers[small] + (more + 2.0**-54) * 2.0**-53
+        return numbers.add_(2.0**-54).index_copy_(0, small, refined)
 
 
-Fill = Callable[[Tensor, float], None]
-"""Fills a flat tensor with normal numbers of this standard deviation."""
+def _drawing(stream: np.random.Generator) -> Draw:
+    def draw(out: NDArray[np.float64]) -> None:
+        stream.random(out=out)
+
+    return draw
 
 
-def in_slices(tensors: Sequence[Tensor], std: float, streams: Sequence[Fill]) -> list[Tensor]:
-    """Noise like `tensors`, in one run. Every stream fills the same slices on any number of threads."""
+Draw = Callable[[NDArray[np.float64]], None]
+"""Fills an array with uniform numbers, multiples of 2^-53 in [0, 1)."""
+
+
+def uniform(count: int, streams: Sequence[Draw]) -> Tensor:
+    """Each stream draws a run of its own, several at once where there are cores to spare.
+
+    Of torch's threads one half may still be waiting for more to do, and does not give its cores up while it waits.
+    """
+    numbers = torch.empty(count, dtype=torch.float64)
+    shares = [share.numpy() for share in numbers.split(max(MIN_SHARE, -(-count // len(streams))))]
+    threads = min(torch.get_num_threads() // 2, len(shares))
+    if threads <= 1:
+        for draw, share in zip(streams, shares):
+            draw(share)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda draw, share: draw(share), streams, shares))
+    return numbers
+
+
+MIN_SHARE = 2**15
+"""Numbers that are worth a thread."""
+
+
+def normal_pairs(numbers: Tensor, turns: Tensor, std: float) -> tuple[Tensor, Tensor]:
+    """Two independent normal numbers for each uniform one in (0, 1] and each in [0, 1). Overwrites both.
+
+    By torch: it computes sines on all threads, and in a sixth of the time that NumPy takes.
+    """
+    radius = numbers.log_().mul_(-2).sqrt_().mul_(std)
+    angle = turns.mul_(2 * math.pi)
+    return angle.cos().mul_(radius), angle.sin_().mul_(radius)
+
+
+def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor, float], None]) -> list[Tensor]:
+    """Noise like `tensors`, in one run for each type: `fill` makes the numbers of a part of it, of deviation `std`."""
     if std == 0:
         return [torch.zeros_like(t) for t in tensors]
     kinds = dict.fromkeys(t.dtype for t in tensors)
     noise = {kind: torch.empty(sum(t.numel() for t in tensors if t.dtype == kind), dtype=kind) for kind in kinds}
-    slices = [part for flat in noise.values() for part in flat.split(SLICE)]
-    work = [(fill, slices[k :: len(streams)]) for k, fill in enumerate(streams)]
-    threads = min(torch.get_num_threads(), len(streams), len(slices))
-    if threads <= 1:
-        for fill, parts in work:
-            _fill_all(fill, parts, std)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda job: _fill_all(job[0], job[1], std), work))
+    for flat in noise.values():
+        for part in flat.split(ROUND):
+            fill(part, std)
     left = {kind: iter(flat.split([t.numel() for t in tensors if t.dtype == kind])) for kind, flat in noise.items()}
     return [_laid_out(next(left[t.dtype]).view(t.shape), t) for t in tensors]
 
@@ -158,16 +207,3 @@ def _laid_out(noise: Tensor, like: Tensor) -> Tensor:
     if like.is_contiguous() and like.device == noise.device:
         return noise
     return torch.empty_like(like, requires_grad=False).copy_(noise)
-
-
-def _drawing(stream: np.random.Generator) -> Fill:
-    def fill(part: Tensor, std: float) -> None:
-        # By NumPy alone: torch would start threads of its own in every thread that draws.
-        np.multiply(stream.standard_normal(part.numel()), std, out=part.numpy(), casting="same_kind")
-
-    return fill
-
-
-def _fill_all(fill: Fill, parts: Sequence[Tensor], std: float) -> None:
-    for part in parts:
-        fill(part, std)

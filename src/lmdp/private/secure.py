@@ -2,7 +2,7 @@
 
     bits       AES-256 in counter mode (`cryptography`), under a key of 256 bits from the operating system
     uniform    53 bits each
-    normal     Box–Muller in float64
+    normal     Box–Muller in float64, each of 53 bits
     noise      (g1 + g2 + g3 + g4) / 2, rounded to the parameter's type     (arXiv 2107.10138)
 
 The sum of four is the floating-point countermeasure: a single normal number in floating point has few enough
@@ -14,7 +14,6 @@ twice. Neither key nor counter is ever written down: a resumed run has a new key
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmdp.private.noise import STREAMS, in_slices
+from lmdp.private.noise import STREAMS, normal_pairs, shaped, uniform
 
 KEY_BYTES = 32
 
@@ -49,7 +48,17 @@ class Secure:
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
         self._after_fork()
-        return in_slices(tensors, std, [stream.fill for stream in self._noise])
+        return shaped(tensors, std, self._fill)
+
+    def _fill(self, part: Tensor, std: float) -> None:
+        """Box–Muller gives normal numbers in pairs; both of a pair go into different sums."""
+        count = max(2, part.numel())
+        first, second, *turns = uniform(4 * count, [stream.fill for stream in self._noise]).split(count)
+        total = torch.zeros(count, dtype=torch.float64)
+        for numbers, turn in zip((first, second), turns):
+            cosine, sine = normal_pairs(numbers.neg_().add_(1), turn, std / 2)
+            total.add_(cosine).add_(sine.roll(1))
+        part.copy_(total[: part.numel()])
 
     def _begin(self, key: bytes) -> None:
         self._process = os.getpid()
@@ -86,17 +95,5 @@ class KeyStream:
         bits = np.frombuffer(self._cipher.update(bytes(8 * count)), "<u8")
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def fill(self, part: Tensor, std: float) -> None:
-        """Normal numbers of this standard deviation; `part` is flat."""
-        total = self._sum_of_four(max(2, part.numel()))[: part.numel()]
-        np.multiply(total, std / 2, out=part.numpy(), casting="same_kind")
-
-    def _sum_of_four(self, count: int) -> NDArray[np.float64]:
-        """Box–Muller gives normal numbers in pairs; both of a pair go into different sums."""
-        first, second, angle_first, angle_second = self.uniform(4 * count).reshape(4, count)
-        total = np.zeros(count)
-        for uniform, angle in ((first, angle_first), (second, angle_second)):
-            radius = np.sqrt(-2 * np.log1p(-uniform))
-            total += radius * np.cos(2 * math.pi * angle)
-            total += np.roll(radius * np.sin(2 * math.pi * angle), 1)
-        return total
+    def fill(self, out: NDArray[np.float64]) -> None:
+        out[:] = self.uniform(len(out))
