@@ -105,6 +105,7 @@ def test_optimal_weights_have_the_least_bias_of_all_unit_vectors_through_the_eng
     assert engine.diagnostics.steps[0].bias_norm <= float(rivals.min()) + 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -112,6 +113,8 @@ def test_optimal_weights_have_the_least_bias_of_all_unit_vectors_through_the_eng
         "linear on sequences",
         "conv2d",
         "conv2d, many channels on few pixels",
+        "conv2d, full vectors of channels",
+        "conv2d, long rows, stride 2",
         "embedding",
         "layer norm",
         "bare parameters",
@@ -119,14 +122,15 @@ def test_optimal_weights_have_the_least_bias_of_all_unit_vectors_through_the_eng
         "tied weights",
     ],
 )
-def test_a_nan_output_gradient_of_one_example_leaves_the_others_as_they_are(kind: str) -> None:
-    model, batch = made(kind, torch.float64)
+def test_a_nan_output_gradient_of_one_example_leaves_the_others_as_they_are(kind: str, dtype: torch.dtype) -> None:
+    """Nor in single precision, where other kernels do the work."""
+    model, batch = made(kind, dtype)
 
     def weighted(m: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
         x, weight = pair
         return weight @ m(x).reshape(len(x), -1).square().sum(1)
 
-    weight = torch.linspace(0.5, 1.5, 5, dtype=torch.float64)
+    weight = torch.linspace(0.5, 1.5, 5, dtype=dtype)
     weight[2] = torch.nan
     found, layers = taped(model, weighted, (batch, weight))
     norms, bad = usable(found.squared_norms(layers).sqrt(), 1e-150)
@@ -135,7 +139,8 @@ def test_a_nan_output_gradient_of_one_example_leaves_the_others_as_they_are(kind
     kept, _ = taped(model, weighted, (batch[~bad], weight[~bad]))
     sums = found.without(bad).weighted_sums([torch.ones_like(norms)], layers)[0]
     for name, expected in kept.weighted_sums([torch.ones_like(norms[~bad])], layers)[0].items():
-        torch.testing.assert_close(sums[name], expected, rtol=1e-10, atol=1e-12)
+        rtol, atol = (1e-10, 1e-12) if dtype == torch.float64 else (1e-5, 1e-6 * float(expected.abs().max()))
+        torch.testing.assert_close(sums[name], expected, rtol=rtol, atol=atol)
 
 
 def test_a_whole_taken_as_one_scales_each_of_its_parameters_by_its_own_layer() -> None:

@@ -165,6 +165,14 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "conv2d, circular": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), images(2, 5, 5)),
     "conv2d, groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), images(4, 6, 6)),
     "conv2d, depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4, padding=1), images(4, 6, 6)),
+    "conv2d, full vectors of channels": (lambda: nn.Conv2d(16, 32, 3, padding=1), images(16, 9, 9)),
+    "conv2d, full vectors of channels, stride and same padding": (
+        lambda: nn.Sequential(nn.Conv2d(16, 16, 4, padding="same"), nn.Conv2d(16, 16, 3, stride=2)),
+        images(16, 8, 8),
+    ),
+    "conv2d, pointwise": (lambda: nn.Conv2d(4, 6, 1, groups=2), images(4, 5, 5)),
+    "conv2d, pointwise, stride 2": (lambda: nn.Conv2d(4, 6, 1, stride=2), images(4, 7, 6)),
+    "conv2d, long rows, stride 2": (lambda: nn.Conv2d(1, 4, 8, stride=2, padding=3), images(1, 28, 28)),
     "conv2d, many channels on few pixels": (lambda: nn.Conv2d(64, 32, 3, padding=1), images(64, 3, 3)),
     "conv2d, many channels, stride and reflect": (
         lambda: nn.Conv2d(64, 32, 3, stride=2, padding=1, padding_mode="reflect"),
@@ -286,7 +294,7 @@ def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:
     assert rule_for(nn.Conv2d(1, 1, 1)) is conv.piece
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     batch=st.integers(1, 4),
     channels=st.integers(1, 3),
@@ -296,13 +304,13 @@ def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 1)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     mode=st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
-    gram=st.booleans(),
-    long_run=st.sampled_from([1, 10**9]),
+    way=st.sampled_from(["gram", "native", "by positions", "by channels"]),
+    chunk=st.sampled_from([1, 2**20]),
 )
 def test_any_geometry_of_convolution_is_exact(
-    batch: int, channels: int, outputs: int, groups: int, gram: bool, mode: str, long_run: int, **shape: tuple[int, int]
+    batch: int, channels: int, outputs: int, groups: int, way: str, mode: str, chunk: int, **shape: tuple[int, int]
 ) -> None:
     torch.manual_seed(0)
     size = shape.pop("size")
@@ -310,8 +318,10 @@ def test_any_geometry_of_convolution_is_exact(
     model = nn.Conv2d(channels * groups, outputs * groups, kernel, groups=groups, padding_mode=mode, **shape).double()
     x = torch.randn(batch, channels * groups, *size, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "by_cost", lambda _: gram)
-        patch.setattr(conv, "LONG_RUN", long_run)  # patches by positions, or by channels
+        patch.setattr(choice, "by_cost", lambda _: way == "gram")
+        patch.setattr(conv, "VECTOR", 1 if way == "native" else 10**9)
+        patch.setattr(conv.Geometry, "_prefers_channels_first", lambda *_: way == "by positions")
+        patch.setattr(pieces, "CHUNK", chunk)  # one example at a time, or all
         assert compare(model, quadratic, x, split(x)).worst <= DOUBLE
 
 

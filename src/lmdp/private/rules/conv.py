@@ -3,7 +3,8 @@
 A convolution is a linear layer on patches. Example i's weight gradient is G_iᵀ P_i, with patches P_i [T, k·C] and
 output gradient G_i [T, out] over T output positions. Two rules; the plan chooses:
 
-    formed  patches are unfolded a few examples at a time into one buffer and multiplied; the gradients are kept.
+    formed  by the native kernel, each example a group of its own, where maps are large; elsewhere patches are unfolded
+            a few examples at a time into one buffer and multiplied. The gradients are kept.
     gram    norms from Gram matrices of positions. The Gram matrix of patches is a sum of shifted copies of the Gram
             matrix of pixels, so patches are never written; the sum is the native weight-gradient kernel.
 """
@@ -25,6 +26,9 @@ from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 LONG_RUN = 16
 """Rows of output positions at least this long are copied as fast as any other run."""
+
+VECTOR, LARGE_MAP = 16, 160
+"""Channels that the native kernel works on at once; weights per output position up to which it is the faster one."""
 
 
 def piece(use: Use) -> Piece:
@@ -101,22 +105,28 @@ class Geometry:
 
     def contract(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Summed gradient of a whole batch, by the native kernel."""
+        weight, bias = self._native(x, g, self.weights, self.groups, self.weight, self.bias)
+        sums = {"weight": weight, "bias": bias}
+        return {name: value for name, value in sums.items() if value is not None and name in self.trained}
+
+    def _native(
+        self, x: Tensor, g: Tensor, weights: Tensor, groups: int, weight: bool, bias: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         symmetric = self.mode == "zeros" and all(a == b for a, b in self.padding)
-        _, weight, bias = torch.ops.aten.convolution_backward(
+        _, for_weight, for_bias = torch.ops.aten.convolution_backward(
             g,
             x if symmetric else self.padded(x),
-            self.weights,
-            [len(self.weights)],
+            weights,
+            [len(weights)],
             self.stride,
             [a for a, _ in self.padding] if symmetric else [0] * len(self.kernel),
             self.dilation,
             False,
             [0] * len(self.kernel),
-            self.groups,
-            [False, self.weight, self.bias],
+            groups,
+            [False, weight, bias],
         )
-        sums = {"weight": weight, "bias": bias}
-        return {name: value for name, value in sums.items() if value is not None and name in self.trained}
+        return for_weight, for_bias
 
     @property
     def trained(self) -> set[str]:
@@ -125,7 +135,11 @@ class Geometry:
     def form(self, x: Tensor, g: Tensor) -> Stored:
         """Per-example gradients, kept."""
         rows = {}
-        if self.weight and self._prefers_channels_first(x, g):
+        if self.weight and self._prefers_native(x, g):
+            rows["weight"] = Rows.gather(self._formed_natively(x, g), self._restore_native)
+        elif self.weight and math.prod(self.kernel) == 1 and not any(map(any, self.padding)):
+            rows["weight"] = Rows.gather(self._formed_pointwise(x, g), self._restore_channels_first)
+        elif self.weight and self._prefers_channels_first(x, g):
             rows["weight"] = Rows.gather(self._formed_channels_first(x, g), self._restore_channels_first)
         elif self.weight:
             rows["weight"] = Rows.gather(self._formed_channels_last(x, g), self._restore_channels_last)
@@ -133,35 +147,91 @@ class Geometry:
             rows["bias"] = Rows.of(g.flatten(2).sum(2))
         return Stored(rows)
 
+    def _prefers_native(self, x: Tensor, g: Tensor) -> bool:
+        """Examples are as good as groups for the native kernel, where channels fill its vectors and maps are large."""
+        full = all(channels % VECTOR == 0 for channels in (self.channels, g.shape[1]))
+        plain = (
+            len(self.kernel) == 2
+            and min(self.kernel) > 1
+            and self.groups == 1
+            and x.is_contiguous()
+            and g.is_contiguous()
+        )
+        return full and plain and self.weights.numel() <= LARGE_MAP * g.shape[2:].numel()
+
     def _prefers_channels_first(self, x: Tensor, g: Tensor) -> bool:
         """Patches are copied in runs: of a row of output positions, or of a row of the kernel with all its channels."""
         stored_last = x.stride(1) == 1 and x.shape[1] > LONG_RUN // 4
-        return g.shape[-1] >= LONG_RUN and not stored_last
+        return g.shape[-1] >= min(LONG_RUN, self.kernel[-1] * self.channels) and not stored_last
+
+    def _formed_natively(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [b, out · C · k] of one convolution in which every example is a group of its own."""
+        for some in chunks(len(x), (x[0].numel() + g[0].numel()) // 2):
+            images, grads = (t[some].reshape(1, -1, *t.shape[2:]) for t in (x, g))
+            count = grads.shape[1] // len(self.weights)
+            shape_only = self.weights.new_empty(1).expand(grads.shape[1], *self.weights.shape[1:])
+            gradients, _ = self._native(images, grads, shape_only, count, True, False)
+            assert gradients is not None
+            yield gradients.view(count, -1)
+
+    def _formed_pointwise(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [b, groups · C · out]: every stride-th pixel is a patch."""
+        pixels = x
+        for axis, step in enumerate(self.stride):
+            pixels = pixels.unfold(2 + axis, 1, step).squeeze(-1)
+        for some in chunks(len(x), self._patch_numbers(g)):
+            patches = pixels[some].reshape(-1, self.channels, g.shape[2:].numel())
+            formed = torch.bmm(patches, self._by_group(g[some]).transpose(1, 2))
+            yield formed.view(-1, self.weights.numel())
 
     def _formed_channels_first(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
         """Weight gradients [b, groups · C · k · out] of a few examples at a time."""
-        room = None
+        dims, out, step = len(self.kernel), g.shape[2:], self.stride[-1]
+        frame = room = None
         for some in chunks(len(x), self._patch_numbers(g)):
-            view = self.padded(x[some]).unflatten(1, (self.groups, self.channels))
-            view = self._unfold(view, 3)  # [b, groups, C, *out, *k]
-            view = view.movedim(tuple(range(-len(self.kernel), 0)), tuple(range(3, 3 + len(self.kernel))))
-            room = view.new_empty(view.shape) if room is None else room[: len(view)]
-            patches = room.copy_(view).view(len(view) * self.groups, -1, g.shape[2:].numel())
+            frame = self._in_phases(x[some], frame)
+            view = self._unfold(frame[: len(g[some])], 2, dims - 1)  # [b, C, *outer out, phases, columns, *outer k]
+            view = view.movedim(tuple(range(1 - dims, 0)), tuple(range(2, 1 + dims))) if dims > 1 else view
+            room = x.new_empty(len(view), x.shape[1], *self.kernel, *out) if room is None else room[: len(view)]
+            for k in range(self.kernel[-1]):
+                shift, phase = divmod(k * self.dilation[-1], step)
+                room.select(1 + dims, k).copy_(view[..., phase, shift : shift + out[-1]])
+            patches = room.view(len(view) * self.groups, -1, out.numel())
             yield torch.bmm(patches, self._by_group(g[some]).transpose(1, 2)).view(len(view), -1)
+
+    def _in_phases(self, x: Tensor, frame: Tensor | None) -> Tensor:
+        """Padded images [b, C, *outer, phases, columns]: column c of phase p is column c · stride + p.
+
+        A row of output positions then reads a run. The border of a frame is zero once and for all.
+        """
+        x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), [(0, 0)] * len(self.kernel))
+        *outer, width = [size + sum(pair) for size, pair in zip(x.shape[2:], padding)]
+        step, before = self.stride[-1], padding[-1][0]
+        if frame is None:
+            frame = x.new_zeros(*x.shape[:2], *outer, step, -(-width // step))
+        inside = frame[: len(x)]
+        for axis, (size, (first, _)) in enumerate(zip(x.shape[2:-1], padding)):
+            inside = inside.narrow(2 + axis, first, size)
+        for phase in range(step):
+            start = (phase - before) % step
+            columns = x[..., start::step]
+            inside[..., phase, :].narrow(-1, (start + before) // step, columns.shape[-1]).copy_(columns)
+        return frame
 
     def _formed_channels_last(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
         """Weight gradients [b, groups · out · k · C] of a few examples at a time."""
         room = None
         for some in chunks(len(x), self._patch_numbers(g)):
             image = self.padded(x[some]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
-            view = self._unfold(image.movedim(-2, 1), 2).movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
+            view = self._unfold(image.movedim(-2, 1), 2, len(self.kernel))
+            view = view.movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
             room = view.new_empty(view.shape) if room is None else room[: len(view)]
             patches = room.copy_(view).view(len(view) * self.groups, g.shape[2:].numel(), -1)
             yield torch.bmm(self._by_group(g[some]), patches).view(len(view), -1)
 
-    def _unfold(self, view: Tensor, first_axis: int) -> Tensor:
-        """A view with the positions of the kernel as further dimensions, at the end."""
-        for axis, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation)):
+    def _unfold(self, view: Tensor, first_axis: int, axes: int) -> Tensor:
+        """A view with the positions of the kernel along some axes as further dimensions, at the end."""
+        for axis, (k, s, d) in enumerate(zip(self.kernel[:axes], self.stride, self.dilation)):
             view = view.unfold(first_axis + axis, (k - 1) * d + 1, s)[..., ::d]
         return view
 
@@ -171,6 +241,10 @@ class Geometry:
 
     def _patch_numbers(self, g: Tensor) -> int:
         return self.groups * self.weights[0].numel() * g.shape[2:].numel()
+
+    def _restore_native(self, rows: Tensor) -> Tensor:
+        shaped: Tensor = rows.unflatten(-1, self.weights.shape)
+        return shaped
 
     def _restore_channels_first(self, rows: Tensor) -> Tensor:
         shaped: Tensor = rows.unflatten(-1, (self.groups, self.channels, *self.kernel, -1))

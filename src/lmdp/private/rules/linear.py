@@ -10,7 +10,7 @@ from torch import Tensor
 from lmdp.private.rules.choice import Sizes
 from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
 
-FEW, SMALL = 4, 2**19
+FEW, SMALL = 8, 2**19
 """Examples, and numbers, that a block of kept gradients has at least. Larger ones would not fit the gaps that freed
 activations leave, and cost a third more memory; in smaller ones the sum is read and written as often as the gradients.
 """
@@ -32,8 +32,7 @@ def piece(use: Use) -> Piece:
     def expand(x: Tensor, g: Tensor) -> Stored:
         rows = {}
         if weight:
-            shape = (g.shape[2], x.shape[2])
-            rows["weight"] = Rows.gather(_formed(x, g), lambda flat: flat.unflatten(-1, shape))
+            rows["weight"] = _formed(x, g)
         if bias:
             rows["bias"] = Rows.of(g.sum(1))
         return Stored(rows)
@@ -78,11 +77,19 @@ def _sizes(x: Tensor, g: Tensor) -> Sizes:
     return Sizes(positions, features, inputs * g.shape[2], positions * features, batch, x.element_size())
 
 
-def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
-    step = max(FEW, SMALL // (x.shape[2] * g.shape[2]))
-    for start in range(0, len(x), step):
+def _formed(x: Tensor, g: Tensor) -> Rows:
+    """Gradients with the shorter of their sides in the rows: so they are written in the order of the product."""
+    shape = (g.shape[2], x.shape[2])
+    if shape[0] < shape[1]:
+        return Rows.gather(_products(x, g), lambda flat: flat.unflatten(-1, shape[::-1]).transpose(-1, -2))
+    return Rows.gather(_products(g, x), lambda flat: flat.unflatten(-1, shape))
+
+
+def _products(a: Tensor, b: Tensor) -> Iterator[Tensor]:
+    step = max(FEW, SMALL // (a.shape[2] * b.shape[2]))
+    for start in range(0, len(a), step):
         some = slice(start, start + step)
-        yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1)
+        yield torch.bmm(a[some].transpose(1, 2), b[some]).flatten(1)
 
 
 def _gram_norms(x: Tensor, g: Tensor) -> Tensor:
