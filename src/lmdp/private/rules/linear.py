@@ -10,7 +10,7 @@ from torch import Tensor
 from lmdp.private.rules.choice import Sizes
 from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
 
-FEW, SMALL = 8, 2**19
+FEW, SMALL = 4, 2**19
 """Examples, and numbers, that a block of kept gradients has at least. Larger ones would not fit the gaps that freed
 activations leave, and cost a third more memory; in smaller ones the sum is read and written as often as the gradients.
 """
