@@ -1,7 +1,7 @@
 """`run`: measure, and return all of it; write JSON and a plot.
 
 Absolute times on a shared machine mean nothing; the ratio within one run does. Every contender makes its steps in turn
-with the others, and the median is compared with that of non-private SGD in the same memory format.
+with the others, and each is compared with the step that non-private SGD made in the same turn and memory format.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +102,18 @@ def _measured(
 
 
 def _rows(seconds: dict[str, list[float]], peaks: dict[str, int]) -> dict[str, dict[str, float | None]]:
-    """Ratios to SGD."""
-    base, base_peak = statistics.median(seconds[SGD]), peaks.get(SGD)
-    return {name: _ratios(values, base) | _share(peaks.get(name), base_peak) for name, values in seconds.items()}
+    """Ratios to SGD; of SGD itself to its median, which shows how much the machine drifted."""
+    plain, peak = seconds[SGD], peaks.get(SGD)
+    usual = [statistics.median(plain)] * len(plain)
+    return {
+        name: _ratios(values, usual if name == SGD else plain) | _share(peaks.get(name), peak)
+        for name, values in seconds.items()
+    }
 
 
-def _ratios(values: Iterable[float], base: float) -> dict[str, float | None]:
-    found = spread([value / base for value in values])
+def _ratios(values: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
+    """Turn by turn: on a machine that others use as well, a turn may take twice as long as the next."""
+    found = spread([value / own for value, own in zip(values, base)])
     return {"time": found["median"], "low": found["low"], "high": found["high"]}
 
 

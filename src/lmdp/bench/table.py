@@ -18,7 +18,8 @@ def table(found: dict[str, Any]) -> str:
     models: list[Model] = list(found["models"].values())
     names = list(dict.fromkeys(name for model in models for name in [*model["rows"], *model["failed"]]))
     lines = [
-        f"time of a step as a ratio to {SGD}: median (quartiles) of {found['steps']} steps, {_threads(found)}",
+        f"time of a step as a ratio to {SGD} in the same turn: median (quartiles) of {found['steps']},"
+        f" {_threads(found)}",
         *_header(models),
         *(_line(name, [_time(model, name) for model in models]) for name in names),
         _line("one SGD step", [_seconds(statistics.median(model["seconds"][SGD])) for model in models]),

@@ -2,7 +2,7 @@
 
     bits       AES-256 in counter mode (`cryptography`), under a key of 256 bits from the operating system
     uniform    53 bits each
-    normal     Box–Muller in float64, each of 53 bits
+    normal     Box–Muller in float64
     noise      (g1 + g2 + g3 + g4) / 2, rounded to the parameter's type     (arXiv 2107.10138)
 
 The sum of four is the floating-point countermeasure: a single normal number in floating point has few enough
