@@ -156,6 +156,11 @@ def test_zero_standard_deviation_means_no_noise() -> None:
     assert Seeded(0).noise(1).like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
 
 
+def test_parameters_without_entries_need_no_noise() -> None:
+    for like in ([torch.empty(0)], [torch.ones(3), torch.empty(2, 0, dtype=torch.float64)]):
+        assert [t.shape for t in Seeded(1).noise(1).like(like, 1.0)] == [t.shape for t in like]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
 def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: int) -> None:
     shapes = [torch.empty(3, ROUND // 4), torch.empty(7), torch.empty(ROUND + 5, dtype=torch.float64)]

@@ -138,7 +138,7 @@ class GaussianNoise:
             some.copy_(normal[: len(some)])
 
     def _refined(self, numbers: Tensor) -> Tensor:
-        """From multiples of 2^-53 in [0, 1) to numbers in (0, 1), the small ones of them multiples of 2^-107."""
+        """From multiples of 2^-53 in [0, 1) to numbers in (0, 1], the small ones of them multiples of 2^-107."""
         small = (numbers < 2.0**-20).nonzero().squeeze(1)
         if len(small) == 0:
             return numbers.add_(2.0**-54)
@@ -196,7 +196,7 @@ def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor, float]
     kinds = dict.fromkeys(t.dtype for t in tensors)
     noise = {kind: torch.empty(sum(t.numel() for t in tensors if t.dtype == kind), dtype=kind) for kind in kinds}
     for flat in noise.values():
-        for part in flat.split(ROUND):
+        for part in flat.split(ROUND) if len(flat) else ():
             fill(part, std)
     left = {kind: iter(flat.split([t.numel() for t in tensors if t.dtype == kind])) for kind, flat in noise.items()}
     return [_laid_out(next(left[t.dtype]).view(t.shape), t) for t in tensors]
