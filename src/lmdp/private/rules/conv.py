@@ -135,17 +135,20 @@ class Geometry:
     def form(self, x: Tensor, g: Tensor) -> Stored:
         """Per-example gradients, kept."""
         rows = {}
-        if self.weight and self._prefers_native(x, g):
-            rows["weight"] = Rows.gather(self._formed_natively(x, g), self._restore_native)
-        elif self.weight and math.prod(self.kernel) == 1 and not any(map(any, self.padding)):
-            rows["weight"] = Rows.gather(self._formed_pointwise(x, g), self._restore_channels_first)
-        elif self.weight and self._prefers_channels_first(x, g):
-            rows["weight"] = Rows.gather(self._formed_channels_first(x, g), self._restore_channels_first)
-        elif self.weight:
-            rows["weight"] = Rows.gather(self._formed_channels_last(x, g), self._restore_channels_last)
+        if self.weight:
+            rows["weight"] = self._weight_rows(x, g)
         if self.bias:
             rows["bias"] = Rows.of(g.flatten(2).sum(2))
         return Stored(rows)
+
+    def _weight_rows(self, x: Tensor, g: Tensor) -> Rows:
+        if self._prefers_native(x, g):
+            return Rows.gather(self._formed_natively(x, g), self._restore_native)
+        if math.prod(self.kernel) == 1 and not any(map(any, self.padding)):
+            return Rows.gather(self._formed_pointwise(x, g), self._restore_channels_first)
+        if self._prefers_channels_first(x, g):
+            return Rows.gather(self._formed_channels_first(x, g), self._restore_channels_first)
+        return Rows.gather(self._formed_channels_last(x, g), self._restore_channels_last)
 
     def _prefers_native(self, x: Tensor, g: Tensor) -> bool:
         """Examples are as good as groups for the native kernel, where channels fill its vectors and maps are large."""

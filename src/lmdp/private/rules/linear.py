@@ -32,7 +32,8 @@ def piece(use: Use) -> Piece:
     def expand(x: Tensor, g: Tensor) -> Stored:
         rows = {}
         if weight:
-            rows["weight"] = _formed(x, g)
+            shape = (g.shape[2], x.shape[2])
+            rows["weight"] = Rows.gather(_formed(x, g), lambda flat: flat.unflatten(-1, shape))
         if bias:
             rows["bias"] = Rows.of(g.sum(1))
         return Stored(rows)
@@ -77,19 +78,11 @@ def _sizes(x: Tensor, g: Tensor) -> Sizes:
     return Sizes(positions, features, inputs * g.shape[2], positions * features, batch, x.element_size())
 
 
-def _formed(x: Tensor, g: Tensor) -> Rows:
-    """Gradients with the shorter of their sides in the rows: so they are written in the order of the product."""
-    shape = (g.shape[2], x.shape[2])
-    if shape[0] < shape[1]:
-        return Rows.gather(_products(x, g), lambda flat: flat.unflatten(-1, shape[::-1]).transpose(-1, -2))
-    return Rows.gather(_products(g, x), lambda flat: flat.unflatten(-1, shape))
-
-
-def _products(a: Tensor, b: Tensor) -> Iterator[Tensor]:
-    step = max(FEW, SMALL // (a.shape[2] * b.shape[2]))
-    for start in range(0, len(a), step):
+def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
+    step = max(FEW, SMALL // (x.shape[2] * g.shape[2]))
+    for start in range(0, len(x), step):
         some = slice(start, start + step)
-        yield torch.bmm(a[some].transpose(1, 2), b[some]).flatten(1)
+        yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1)
 
 
 def _gram_norms(x: Tensor, g: Tensor) -> Tensor:
