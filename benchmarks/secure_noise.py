@@ -1,4 +1,4 @@
-"""`python benchmarks/secure_noise.py`: what noise from a cryptographic generator costs, as ratios within one run.
+"""`python benchmarks/secure_noise.py`: what the defence against attacks on floating-point noise costs, in one run.
 
 Fast and secure take turns: first the noise of D-CNN alone, then whole private steps on a batch of 256.
 """
@@ -62,15 +62,12 @@ def main() -> None:
     parameters = list(CASES["dcnn"].model().parameters())
     sources = {"fast": Entropy().noise(0), "secure": Secure().noise(0)}
     noise = in_turns({name: lambda s=s: s.like(parameters, 1.0) for name, s in sources.items()}, options.repeats)
-    coins = {"fast": Entropy(), "secure": Secure()}
-    sampling = in_turns({name: lambda c=c: c.coins(0, 60_000) for name, c in coins.items()}, options.repeats)
     steps = {name: private_step(name == "secure", options.batch) for name in ("fast", "secure")}
     whole = in_turns(steps, options.repeats)
     count = sum(p.numel() for p in parameters)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.repeats} repeats, ratios of medians")
     for title, found in (
         (f"noise for {count} parameters", noise),
-        ("coins for 60000 examples", sampling),
         (f"private step of D-CNN, batch {options.batch}", whole),
     ):
         print(f"{title:40} fast 1.00   secure {found['secure'] / found['fast']:.2f}   (fast {found['fast']:.4f} s)")

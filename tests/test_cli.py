@@ -391,7 +391,6 @@ def test_the_epsilon_of_a_run_is_bounded_from_below_and_drawn(
 
 
 def test_secure_noise_is_stated_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cryptography")
     from lmdp import training
 
     private = make_npz(tmp_path / "private.npz")

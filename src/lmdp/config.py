@@ -105,7 +105,9 @@ class Config:
     epsilon: float = _number(5.0, "the privacy budget", low=0, open_low=True)
     delta: float = _number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
     accountant: str = _text("rdp", "pld gives less noise for the same epsilon, and takes longer", choices=ACCOUNTANTS)
-    noise: str = _text("fast", "secure draws from a cryptographic generator; needs lmdp[secure]", choices=NOISES)
+    noise: str = _text(
+        "fast", "secure defends against attacks on the last bits of floating-point noise", choices=NOISES
+    )
 
     epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
     sample_rate: float = _number(0.01, "q: the chance of each example to be in a batch", low=0, open_low=True, high=1)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import secrets
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from lmdp.private.noise import MIN_SHARE, ROUND, STREAMS, Chance, Entropy, GaussianNoise, Seeded, entropy_generator
+from lmdp.private.keystream import KeyStream
+from lmdp.private.noise import ROUND, Chance, Entropy, GaussianNoise, Seeded, open_unit
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
@@ -89,15 +90,17 @@ def test_the_global_seed_does_not_reach_the_noise() -> None:
     assert not torch.equal(one, draws(1, method="dpsgd", noise_multiplier=1.0, seed=None)[0])
 
 
-def test_the_default_generator_has_all_its_entropy_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two of 256 single bits of it give the same numbers, and the numbers are as they should be."""
-    first = set()
+def test_the_default_has_all_256_bits_of_its_key_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two of 256 keys with a single bit give the same coins or the same noise."""
+    coins, noise = set(), set()
     for bit in range(256):
-        monkeypatch.setattr(secrets, "randbits", lambda asked, bit=bit: 1 << bit if asked == 256 else 0)
-        first.add(entropy_generator().random(2).tobytes())
-    assert len(first) == 256
+        monkeypatch.setattr(secrets, "token_bytes", lambda asked, bit=bit: (1 << bit).to_bytes(asked, "little"))
+        chance = Entropy()
+        coins.add(chance.coins(1, 2).numpy().tobytes())
+        noise.add(chance.noise(1).like([torch.empty(2)], 1.0)[0].numpy().tobytes())
+    assert len(coins) == len(noise) == 256
     monkeypatch.undo()
-    assert stats.kstest(entropy_generator().random(200_000), "uniform").pvalue > 1e-4
+    assert stats.kstest(Entropy().coins(1, 200_000).numpy(), "uniform").pvalue > 1e-4
     assert stats.kstest(Entropy().noise(1).like([torch.empty(200_000)], 1.0)[0].numpy(), "norm").pvalue > 1e-4
 
 
@@ -111,34 +114,51 @@ def test_the_tail_is_that_of_a_normal_distribution() -> None:
     assert stats.kstest(1 - stats.norm.sf(beyond.numpy()) / stats.norm.sf(4.5), "uniform").pvalue > 1e-4
 
 
-class Constant:
-    """A generator whose uniform numbers are all the same, except that those it is asked for later are `then`."""
+class Written(KeyStream):
+    """A stream that was written by hand; beyond its end come zeros."""
 
-    def __init__(self, number: float, then: float) -> None:
-        self.number, self.then = number, then
+    def __init__(self, *words: int) -> None:
+        self.left = list(words)
 
-    def random(self, size: int | None = None, out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        numbers = np.empty(size or 0) if out is None else out
-        numbers[:] = self.number
-        self.number = self.then
-        return numbers
+    def words(self, count: int, room: Tensor | None = None) -> Tensor:
+        some, self.left = [*self.left, *[0] * count][:count], self.left[count:]
+        return torch.tensor(some)
 
 
-def test_the_smallest_uniform_numbers_get_more_bits_so_that_normal_ones_do_not_end_early() -> None:
-    """53 bits alone would end at 8.6 deviations, and a zero would be infinite."""
-    with_all_bits_zero = GaussianNoise([Constant(0.0, 0.0)]).like([torch.empty(2, dtype=torch.float64)], 1.0)[0]
-    assert torch.isfinite(with_all_bits_zero).all()
-    assert float(with_all_bits_zero.abs().max()) == pytest.approx(math.sqrt(2 * 107 * math.log(2)))
-    second = GaussianNoise([Constant(3 * 2.0**-53, 0.25)])._refined(torch.full((4,), 3 * 2.0**-53, dtype=torch.float64))
-    assert second.tolist() == [(3 + 3 * 2.0**-53 + 2.0**-54) * 2.0**-53] * 4
-    largest = torch.full((4,), 1 - 2.0**-53, dtype=torch.float64)
-    assert (GaussianNoise([Constant(0.5, 0.5)])._refined(largest) <= 1).all()
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+def test_every_word_gives_a_finite_number_and_the_smallest_go_on_to_13_deviations() -> None:
+    """64 bits alone would end at 9.4 deviations."""
+    for word in (0, -1):
+        with_least_radius_word = GaussianNoise(Written(word)).like([torch.empty(2, dtype=torch.float64)], 1.0)[0]
+        assert float(with_least_radius_word.abs().max()) == pytest.approx(math.sqrt(2 * 127 * math.log(2)))
+    for word in (LEAST, MOST, 1 << 31, -(1 << 31), 1):
+        for turn in (LEAST, MOST, 0):
+            pair = GaussianNoise(Written(word, turn)).like([torch.empty(2, dtype=torch.float64)], 1.0)[0]
+            assert torch.isfinite(pair).all()
+
+
+def test_words_of_both_signs_are_folded_onto_the_same_cells() -> None:
+    """v and -v - 1 are one number, so that all are equally likely; none is 0, none above 1."""
+    words = torch.tensor([0, -1, 1, -2, 7, -8, MOST, LEAST])
+    numbers = open_unit(words, torch.empty(8, dtype=torch.float64))
+    assert numbers.tolist() == [x * 2.0**-64 for x in (1, 1, 3, 3, 15, 15, 2.0**64, 2.0**64)]
+
+
+def test_a_small_number_is_refined_within_its_cell_and_a_large_one_stays() -> None:
+    words = torch.tensor([5, 1 << 40, -6])
+    numbers = open_unit(words, torch.empty(3, dtype=torch.float64))
+    refined = GaussianNoise(Written(0, 3 << 61))._refined(numbers.clone()).tolist()
+    assert refined[0] == (5 + 2.0**-64) * 2.0**-63
+    assert refined[1] == float(numbers[1])
+    assert refined[2] == (5 + 0.75) * 2.0**-63
 
 
 def test_refined_numbers_are_uniform_within_the_cell_they_fell_into() -> None:
-    noise = GaussianNoise([np.random.Generator(np.random.PCG64DXSM(2))])
-    refined = noise._refined(torch.full((50_000,), 7 * 2.0**-53, dtype=torch.float64)).numpy()
-    assert stats.kstest(refined * 2.0**53 - 7, "uniform").pvalue > 1e-4
+    same = torch.full((50_000,), 7.5 * 2.0**-63, dtype=torch.float64)
+    refined = GaussianNoise(KeyStream(bytes(32)))._refined(same).numpy()
+    assert stats.kstest(refined * 2.0**63 - 7, "uniform").pvalue > 1e-4
 
 
 def test_the_two_normal_numbers_of_a_pair_are_independent() -> None:
@@ -177,16 +197,33 @@ def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: in
 
 
 @pytest.mark.parametrize("chance", [Entropy(), Seeded(4)])
-def test_streams_never_repeat_one_another_nor_themselves(chance: Chance) -> None:
+def test_rounds_never_repeat_one_another_nor_themselves(chance: Chance) -> None:
     """A slice drawn twice would cancel in a difference of two released gradients."""
     noise = chance.noise(1)
-    like = torch.empty(STREAMS, MIN_SHARE, dtype=torch.float64)
+    like = torch.empty(8, ROUND // 16, dtype=torch.float64)
     draws = torch.cat([noise.like([like, like], 1.0)[k] for k in (0, 1, 0)])
     assert len(draws.flatten().unique()) == draws.numel()
-    wide = noise.like([torch.empty(2 * ROUND)], 1.0)[0].view(4 * STREAMS, -1)[:, :2000]
-    off = torch.corrcoef(wide) - torch.eye(4 * STREAMS)
+    wide = noise.like([torch.empty(2 * ROUND)], 1.0)[0].view(32, -1)[:, :2000]
+    off = torch.corrcoef(wide) - torch.eye(32)
     assert off.abs().max() < 5.5 / math.sqrt(2000)
     assert float(wide.std()) == pytest.approx(1.0, rel=std_interval(wide.numel()))
+
+
+def test_coins_and_noise_of_one_key_have_nothing_in_common() -> None:
+    chance = Entropy()
+    coins = [chance._coins.words(4096) for _ in range(2)]
+    noise = [chance._noise._stream.words(4096) for _ in range(2)]
+    assert len(torch.cat(coins + noise).unique()) == 4 * 4096
+
+
+def test_a_copy_and_a_fork_have_keys_of_their_own() -> None:
+    chance = Entropy()
+    for other in (copy.deepcopy(chance), pickle.loads(pickle.dumps(chance))):
+        assert not torch.equal(chance.coins(1, 4), other.coins(1, 4))
+    chance._process = -1
+    before = chance._coins
+    chance.noise(1)
+    assert chance._coins is not before
 
 
 def test_under_a_seed_the_noise_of_a_step_follows_from_its_number_alone() -> None:

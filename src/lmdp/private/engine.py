@@ -50,8 +50,7 @@ class PrivacyEngine:
     The three come back as they were, except the loader, which is now Poisson-sampled; the training loop is unchanged.
 
     accountant   rdp, or pld, which gives less noise for the same epsilon and takes longer
-    secure_mode  draw batches and noise from a cryptographic generator, with a countermeasure to attacks on
-                 floating-point noise; needs the `secure` extra
+    secure_mode  noise with a countermeasure to attacks on its last bits (floating point); cannot be seeded
     """
 
     def __init__(self, accountant: AccountantName = "rdp", secure_mode: bool = False) -> None:

@@ -1,42 +1,37 @@
 """Chance in a private training: the coins that decide who is in a batch, and the Gaussian noise.
 
-    Entropy   one state per stream, from the operating system, drawn on and on                (default)
-    Seeded    every step has streams of its own, made from (seed, step): a resumed run repeats the uninterrupted one
-    Secure    a stream cipher, in `secure.py`
+    Entropy   a stream cipher under a key from the operating system, drawn on and on          (default)
+    Seeded    every step has streams of its own, keyed by (seed, step): a resumed run repeats the uninterrupted one
+    Secure    as Entropy, with noise whose last bits do not give it away, in `secure.py`
 
-By default each generator's state comes from 256 bits of the operating system's entropy. (Seeding PyTorch's CPU
-generator with an integer keeps 32 bits, few enough for an attacker to try them all.) No state is ever written to disk.
+All bits are those of `keystream.py`. (Seeding PyTorch's CPU generator with an integer keeps 32 bits, few enough for an
+attacker to try them all.)
 
 Normal numbers are made in double precision, whatever they are added to, by the formula of Box and Muller: without
-branches it takes half the time of a ziggurat. The uniform numbers behind them have 53 bits, and small ones 53 more, so
-that normal numbers go on to 12 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond
+branches it takes half the time of a ziggurat. The uniform numbers behind them have 64 bits, and small ones 64 more, so
+that normal numbers go on to 13 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond
 would tell for certain which of two datasets it came from.
-
-For millions of parameters drawing takes as long as a layer, so uniform numbers come from several independent generators
-at once. Which generator draws which of them is fixed: the same seed gives the same noise on any number of threads.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-_COINS, _NOISE = 0, 1
-_POOL_WORDS = 8
-"""Of 32 bits: what NumPy mixes a seed in. Its default of 4 would keep 128 bits."""
+from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
 
-STREAMS = 8
+_COINS, _NOISE = 0, 1
 ROUND = 2**19
 """Normal numbers that are made at a time."""
+
+SMALL = 2.0**-32
+"""Uniform numbers below this get more bits."""
 
 
 class Noise(Protocol):
@@ -62,33 +57,36 @@ class Chance(Protocol):
 
 
 class Entropy:
-    """From the operating system; a resumed run draws anew."""
+    """Keyed by the operating system; a resumed run has a new key, and so has a copy or a forked process."""
 
-    source = "PCG64DXSM, its state from 256 bits of the operating system's entropy"
+    source = "AES-256-CTR keyed by the operating system"
 
-    def __init__(self) -> None:
-        self._fill()
+    def __init__(self, key: bytes | None = None) -> None:
+        """`key` is for tests only: a run whose key is known is not private."""
+        self._begin(fresh_key() if key is None else key)
 
-    def _fill(self) -> None:
+    def _begin(self, key: bytes) -> None:
         self._process = os.getpid()
-        self._coins = entropy_generator()
-        self._noise = GaussianNoise([entropy_generator() for _ in range(STREAMS)])
+        self._coins, self._noise = KeyStream(key, _COINS), self._made(KeyStream(key, _NOISE))
+
+    def _made(self, stream: KeyStream) -> GaussianNoise:
+        return GaussianNoise(stream)
 
     def coins(self, draw: int, size: int) -> Tensor:
-        self._refresh()
-        return torch.from_numpy(self._coins.random(size))
+        self._after_fork()
+        return self._coins.uniform(size)
 
     def noise(self, step: int) -> Noise:
-        self._refresh()
+        self._after_fork()
         return self._noise
 
-    def _refresh(self) -> None:
+    def _after_fork(self) -> None:
         """A forked process must not draw what its parent draws: their releases would differ without noise."""
         if os.getpid() != self._process:
-            self._fill()
+            self._begin(fresh_key())
 
     def __reduce__(self) -> tuple[type[Entropy], tuple[()]]:
-        """A copy, or one sent to another process, draws its own entropy."""
+        """A copy, or one sent to another process, has a key of its own."""
         return Entropy, ()
 
 
@@ -98,98 +96,73 @@ class Seeded:
     def __init__(self, seed: int) -> None:
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
-        self.source = "PCG64DXSM, made from the seed for every step"
+        self.source = "AES-256-CTR keyed by the seed for every step"
         self._seed = seed
 
     def coins(self, draw: int, size: int) -> Tensor:
-        return torch.from_numpy(seeded_generator(self._seed, _COINS, draw).random(size))
+        return self._stream(_COINS, draw).uniform(size)
 
     def noise(self, step: int) -> Noise:
-        return GaussianNoise([seeded_generator(self._seed, _NOISE, step, stream) for stream in range(STREAMS)])
+        return GaussianNoise(self._stream(_NOISE, step))
 
-
-def entropy_generator() -> np.random.Generator:
-    """A generator that cannot be guessed: its state is made of the operating system's entropy."""
-    return _generator(np.random.SeedSequence(secrets.randbits(32 * _POOL_WORDS), pool_size=_POOL_WORDS))
-
-
-def seeded_generator(seed: int, *path: int) -> np.random.Generator:
-    """A generator of its own for every seed and path."""
-    return _generator(np.random.SeedSequence(seed, spawn_key=path, pool_size=_POOL_WORDS))
-
-
-def _generator(seeds: np.random.SeedSequence) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64DXSM(seeds))
+    def _stream(self, *path: int) -> KeyStream:
+        """A key of its own for every seed and path."""
+        words = KEY_BYTES // 4
+        seeds = np.random.SeedSequence(self._seed, spawn_key=path, pool_size=words)
+        return KeyStream(seeds.generate_state(words).astype("<u4").tobytes())
 
 
 class GaussianNoise:
-    """Normal draws from several generators."""
+    """Normal draws, two from every two words of a stream."""
 
-    def __init__(self, streams: Sequence[np.random.Generator]) -> None:
-        self.streams = list(streams)
+    def __init__(self, stream: KeyStream) -> None:
+        self._stream = stream
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
-        return shaped(tensors, std, self._fill)
+        room = Room(min(ROUND, sum(t.numel() for t in tensors)))
+        return shaped(tensors, std, lambda part: self._fill(part, std, room))
 
-    def _fill(self, part: Tensor, std: float) -> None:
+    def _fill(self, part: Tensor, std: float, room: Room) -> None:
         half = (part.numel() + 1) // 2
-        numbers, turns = uniform(2 * half, [_drawing(stream) for stream in self.streams]).split(half)
-        for some, normal in zip(part.split(half), normal_pairs(self._refined(numbers), turns, std)):
+        for some, normal in zip(part.split(half), self.pairs(half, std, room)):
             some.copy_(normal[: len(some)])
 
+    def pairs(self, count: int, std: float, room: Room) -> tuple[Tensor, Tensor]:
+        """`count` pairs of independent normal numbers, until the room is used again.
+
+        By torch: it computes sines on all threads, and in a sixth of the time that NumPy takes.
+        """
+        first, second = self._stream.words(2 * count, room.words).split(count)
+        radius = self._refined(open_unit(first, room.radius[:count])).log_().mul_(-2).sqrt_().mul_(std)
+        angle = room.angle[:count].copy_(second).mul_(math.pi * 2.0**-63)
+        cosine = torch.cos(angle, out=room.cosine[:count])
+        return cosine.mul_(radius), angle.sin_().mul_(radius)
+
     def _refined(self, numbers: Tensor) -> Tensor:
-        """From multiples of 2^-53 in [0, 1) to numbers in (0, 1], the small ones of them multiples of 2^-107."""
-        small = (numbers < 2.0**-20).nonzero().squeeze(1)
-        if len(small) == 0:
-            return numbers.add_(2.0**-54)
-        more = torch.from_numpy(self.streams[0].random(len(small)))
-        refined = numbers[small] + (more + 2.0**-54) * 2.0**-53
-        return numbers.add_(2.0**-54).index_copy_(0, small, refined)
+        """A small number tells in which cell, 2^-63 wide, it lies; 64 more bits say where in it."""
+        if float(numbers.min()) >= SMALL:
+            return numbers
+        small = (numbers < SMALL).nonzero().squeeze(1)
+        cell = numbers[small].mul_(2.0**63).sub_(0.5)
+        within = open_unit(self._stream.words(len(small)), torch.empty_like(cell))
+        return numbers.index_copy_(0, small, within.add_(cell).mul_(2.0**-63))
 
 
-def _drawing(stream: np.random.Generator) -> Draw:
-    def draw(out: NDArray[np.float64]) -> None:
-        stream.random(out=out)
+class Room:
+    """Memory for as many pairs as there may be numbers in a round; written again and again while it is in cache."""
 
-    return draw
-
-
-Draw = Callable[[NDArray[np.float64]], None]
-"""Fills an array with uniform numbers, multiples of 2^-53 in [0, 1)."""
+    def __init__(self, count: int) -> None:
+        pairs = max(2, count)
+        self.words = torch.empty(2 * pairs + SPARE, dtype=torch.int64)
+        self.radius, self.angle, self.cosine = torch.empty(3, pairs, dtype=torch.float64)
 
 
-def uniform(count: int, streams: Sequence[Draw]) -> Tensor:
-    """Each stream draws a run of its own, several at once where there are cores to spare.
-
-    Of torch's threads one half may still be waiting for more to do, and does not give its cores up while it waits.
-    """
-    numbers = torch.empty(count, dtype=torch.float64)
-    shares = [share.numpy() for share in numbers.split(max(MIN_SHARE, -(-count // len(streams))))]
-    threads = min(torch.get_num_threads() // 2, len(shares))
-    if threads <= 1:
-        for draw, share in zip(streams, shares):
-            draw(share)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda draw, share: draw(share), streams, shares))
-    return numbers
+def open_unit(words: Tensor, out: Tensor) -> Tensor:
+    """From 64 bits each to numbers in (0, 1]: odd multiples of 2^-64, as far as 53 bits go, all equally likely."""
+    return out.copy_(words).add_(0.5).abs_().mul_(2.0**-63)
 
 
-MIN_SHARE = 2**15
-"""Numbers that are worth a thread."""
-
-
-def normal_pairs(numbers: Tensor, turns: Tensor, std: float) -> tuple[Tensor, Tensor]:
-    """Two independent normal numbers for each uniform one in (0, 1] and each in [0, 1). Overwrites both.
-
-    By torch: it computes sines on all threads, and in a sixth of the time that NumPy takes.
-    """
-    radius = numbers.log_().mul_(-2).sqrt_().mul_(std)
-    angle = turns.mul_(2 * math.pi)
-    return angle.cos().mul_(radius), angle.sin_().mul_(radius)
-
-
-def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor, float], None]) -> list[Tensor]:
+def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor], None]) -> list[Tensor]:
     """Noise like `tensors`, in one run for each type: `fill` makes the numbers of a part of it, of deviation `std`."""
     if std == 0:
         return [torch.zeros_like(t) for t in tensors]
@@ -197,7 +170,7 @@ def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor, float]
     noise = {kind: torch.empty(sum(t.numel() for t in tensors if t.dtype == kind), dtype=kind) for kind in kinds}
     for flat in noise.values():
         for part in flat.split(ROUND) if len(flat) else ():
-            fill(part, std)
+            fill(part)
     left = {kind: iter(flat.split([t.numel() for t in tensors if t.dtype == kind])) for kind, flat in noise.items()}
     return [_laid_out(next(left[t.dtype]).view(t.shape), t) for t in tensors]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from lmdp.private.clipping import Clipping
-from lmdp.private.noise import seeded_generator
 from lmdp.private.step import batch_view, measure
 from lmdp.private.tape import Tape
 from lmdp.private.weights import BatchView
@@ -71,7 +71,7 @@ def _batches(data: Any) -> Callable[[int], Any]:
 
 def _some(number: int, size: int) -> Tensor:
     """PUBLIC_BATCH different indices below `size`, or all."""
-    return torch.from_numpy(seeded_generator(0, number).permutation(size)[:PUBLIC_BATCH])
+    return torch.from_numpy(np.random.default_rng(number).permutation(size)[:PUBLIC_BATCH])
 
 
 def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
