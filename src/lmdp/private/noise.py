@@ -27,8 +27,9 @@ from torch import Tensor
 from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
 
 _COINS, _NOISE = 0, 1
-ROUND = 2**19
-"""Normal numbers that are made at a time."""
+ROUND = 2**21
+"""Normal numbers that are made at a time. One thread writes the bits that all read: while a small buffer is still in the
+cache of another core, writing it again can take four times as long."""
 
 SMALL = 2.0**-32
 """Uniform numbers below this get more bits."""
@@ -149,7 +150,7 @@ class GaussianNoise:
 
 
 class Room:
-    """Memory for as many pairs as there may be numbers in a round; written again and again while it is in cache."""
+    """Memory for as many pairs as there may be numbers in a round, so that it is asked for once, not in every round."""
 
     def __init__(self, count: int) -> None:
         pairs = max(2, count)
