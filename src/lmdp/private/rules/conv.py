@@ -11,8 +11,9 @@ output gradient G_i [T, out] over T output positions. Two rules; the plan choose
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -40,7 +41,7 @@ def piece(use: Use) -> Piece:
         return geometry.form(x, g)
     norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
     if geometry.weight:
-        pixels = max(x.shape[2:].numel(), g.shape[2:].numel())
+        pixels = max(x.shape[2:].numel() // math.prod(geometry.stride), g.shape[2:].numel())
         norms = norms + joined([geometry.gram_norms(x[some], g[some]) for some in chunks(len(x), pixels**2)])
     return Factored(norms, x, g, geometry.contract, geometry.form)
 
@@ -87,7 +88,7 @@ class Geometry:
         return self.weights.shape[1]
 
     def sizes(self, x: Tensor, g: Tensor) -> Sizes:
-        """For the choice of a rule. A pixel Gram matrix of a strided convolution is stride² times as large."""
+        """For the choice of a rule. A strided convolution has a Gram matrix of pixels for every phase of its stride."""
         return Sizes(
             positions=g.shape[2:].numel(),
             features=self.channels * math.prod(self.stride) + g.shape[1],
@@ -264,32 +265,48 @@ class Geometry:
         return gram_squared_norms(x, g, self._patch_gram(x, g.shape[2:]), gram_g)
 
     def _patch_gram(self, x: Tensor, out: torch.Size) -> Tensor:
-        """Gram matrices [B, T, T] of patches, as shifted copies of those of pixels, one axis after the other."""
+        """Gram matrices [B, T, T] of patches: shifted copies of those of pixels, one axis after the other.
+
+        Of a strided convolution, each position of the kernel reads pixels of one phase only: those that are a multiple
+        of the stride apart.
+        """
         if self.mode != "zeros":
             x = self.padded(x)
         before = [a if self.mode == "zeros" else 0 for a, _ in self.padding]
-        pixels = x.flatten(2)
-        gram = torch.bmm(pixels.transpose(1, 2), pixels).view(len(x), *x.shape[2:], *x.shape[2:])
-        dims = len(self.kernel)
-        for axis, (k, s, d, size) in enumerate(zip(self.kernel, self.stride, self.dilation, out)):
-            starts = [offset * d - before[axis] for offset in range(k)]
-            gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), starts, s, size)
-        return gram.reshape(len(x), out.numel(), out.numel())
+        total = x.new_zeros(len(x), out.numel(), out.numel())
+        for phase in itertools.product(*map(range, self.stride)):
+            starts = [
+                [at // s for at in (k * d - b for k in range(size)) if at % s == p]
+                for size, d, s, b, p in zip(self.kernel, self.dilation, self.stride, before, phase)
+            ]
+            every = tuple(slice(p, None, s) for p, s in zip(phase, self.stride))
+            pixels = x[:, :, *every]
+            if all(starts) and pixels.numel():
+                total += _shifted_gram(pixels, starts, out).view(total.shape)
+        return total
 
 
-def _sum_shifts(gram: Tensor, axes: tuple[int, int], starts: list[int], stride: int, size: int) -> Tensor:
-    """Both axes read at start, start + stride, … (size of them; zero outside), summed over the starts."""
+def _shifted_gram(pixels: Tensor, starts: Sequence[Sequence[int]], out: torch.Size) -> Tensor:
+    """Gram matrices of pixels, summed over all shifts: [B, *out, *out]."""
+    flat, dims = pixels.flatten(2), len(out)
+    gram = torch.bmm(flat.transpose(1, 2), flat).view(len(pixels), *pixels.shape[2:], *pixels.shape[2:])
+    for axis, size in enumerate(out):
+        gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), starts[axis], size)
+    return gram
+
+
+def _sum_shifts(gram: Tensor, axes: tuple[int, int], starts: Sequence[int], size: int) -> Tensor:
+    """Both axes read from a start on (`size` entries; zero outside), summed over the starts."""
     length = gram.shape[axes[0]]
     shape = [size if axis in axes else n for axis, n in enumerate(gram.shape)]
     total = gram.new_zeros(shape)
     for start in starts:
-        first = max(0, -(start // stride))  # of the positions that read inside
-        last = min(size - 1, (length - 1 - start) // stride)
-        if first > last:
+        first, last = max(0, -start), min(size, length - start)  # of the positions that read inside
+        if first >= last:
             continue
         read, write = [slice(None)] * gram.dim(), [slice(None)] * gram.dim()
         for axis in axes:
-            read[axis] = slice(start + first * stride, start + last * stride + 1, stride)
-            write[axis] = slice(first, last + 1)
+            read[axis] = slice(start + first, start + last)
+            write[axis] = slice(first, last)
         total[tuple(write)] += gram[tuple(read)]
     return total
