@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -155,7 +155,7 @@ def _same(records: Records, name: str, view: Callable[[Record], str]) -> Finding
     return Finding(name, False, None, f"'without': {a}, '{differing[0]}': {b}")
 
 
-def _same_at_each_step(records: Records, name: str, view: Callable[[Record], list[str]]) -> Finding:
+def _same_at_each_step(records: Records, name: str, view: Callable[[Record], Sequence[object]]) -> Finding:
     lead = view(records["without"])
     for run, record in records.items():
         for t, (mine, its) in enumerate(zip(view(record), lead)):

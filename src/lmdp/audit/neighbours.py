@@ -15,12 +15,10 @@ The whole of it is measured from outside, on what `release` gives out: nothing i
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -80,7 +78,7 @@ class Release:
     gradient: Tensor
     statistic: Tensor | None
     weights: tuple[float, ...] | None
-    noise_drawn: str
+    noise_drawn: list[int]
 
 
 @dataclass
@@ -172,7 +170,7 @@ class _Watched(StagedEngine):
                 torch.cat([g.detach().flatten().double() for g in gradients]),
                 self._statistic,
                 self.layer_weights,
-                _position([stream for noise in self._lent for stream in getattr(noise, "streams", ())]),
+                [noise.drawn for noise in self._lent],
             )
         )
         at = len(self._record.releases) - 1
@@ -204,12 +202,6 @@ def _stated(run: Run) -> Stated:
         expected_batch_size=run.expected_batch_size,
         statistic_share=0.0 if source is None else source.share,
     )
-
-
-def _position(streams: Sequence[np.random.Generator]) -> str:
-    """How far the noise has been drawn."""
-    states = repr([stream.bit_generator.state for stream in streams])
-    return hashlib.blake2b(states.encode(), digest_size=16).hexdigest()
 
 
 def _refuse_dropout(model: nn.Module) -> None:

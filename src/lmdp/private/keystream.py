@@ -30,6 +30,7 @@ class KeyStream:
     def __init__(self, key: bytes, number: int = 0) -> None:
         counter = bytes([number]) + bytes(15)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        self.drawn = 0
 
     def words(self, count: int, room: Tensor | None = None) -> Tensor:
         """int64 [count]: 64 bits each. In `room`, if there is one, of `count` + SPARE."""
@@ -37,6 +38,7 @@ class KeyStream:
         out = words.view(torch.uint8).numpy().data
         for start in range(0, 8 * count, len(_ZEROS)):
             self._cipher.update_into(_ZEROS[: 8 * count - start], out[start:])
+        self.drawn += count
         return words[:count]
 
     def uniform(self, count: int) -> Tensor:

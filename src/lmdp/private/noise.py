@@ -38,6 +38,11 @@ SMALL = 2.0**-32
 class Noise(Protocol):
     """Independent normal draws. Each call draws anew; nothing is cached or reused."""
 
+    @property
+    def drawn(self) -> int:
+        """How far the stream of random bits has been used, which tells nothing about them."""
+        ...
+
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
         """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
         ...
@@ -118,6 +123,10 @@ class GaussianNoise:
 
     def __init__(self, stream: KeyStream) -> None:
         self._stream = stream
+
+    @property
+    def drawn(self) -> int:
+        return self._stream.drawn
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
         room = Room(min(ROUND, sum(t.numel() for t in tensors)))
