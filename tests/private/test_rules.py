@@ -317,12 +317,16 @@ def test_any_geometry_of_convolution_is_exact(
     kernel = shape.pop("kernel")
     model = nn.Conv2d(channels * groups, outputs * groups, kernel, groups=groups, padding_mode=mode, **shape).double()
     x = torch.randn(batch, channels * groups, *size, dtype=torch.float64)
+    natively, taken = conv.Geometry._formed_natively, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "by_cost", lambda _: way == "gram")
         patch.setattr(conv, "VECTOR", 1 if way == "native" else 10**9)
+        patch.setattr(conv, "LARGE_MAP", 1)
+        patch.setattr(conv.Geometry, "_formed_natively", lambda *args: (taken.append(True), natively(*args))[1])
         patch.setattr(conv.Geometry, "_prefers_channels_first", lambda *_: way == "by positions")
         patch.setattr(pieces, "CHUNK", chunk)  # one example at a time, or all
         assert compare(model, quadratic, x, split(x)).worst <= DOUBLE
+    assert bool(taken) == (way == "native" and groups == 1 and min(kernel) > 1)
 
 
 def test_cancelling_positions_never_make_a_gram_norm_too_small() -> None:

@@ -33,7 +33,7 @@ class Sizes:
     @property
     def formed_work(self) -> int:
         """Every per-example weight is written, read for the norm and read again for the sum: little while in cache."""
-        return (30 if self.weights > IN_CACHE else 5) * self.weights
+        return (60 if self.weights > IN_CACHE else 5) * self.weights
 
     def kept(self, gram: bool) -> int:
         """Bytes that stay until the step."""

@@ -28,8 +28,8 @@ Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 LONG_RUN = 16
 """Rows of output positions at least this long are copied as fast as any other run."""
 
-VECTOR, LARGE_MAP = 16, 160
-"""Channels that the native kernel works on at once; weights per output position up to which it is the faster one."""
+VECTOR, LARGE_MAP = 16, 144
+"""Channels that the native kernel works on at once; output positions from which on it is the faster one."""
 
 
 def piece(use: Use) -> Piece:
@@ -161,7 +161,7 @@ class Geometry:
             and x.is_contiguous()
             and g.is_contiguous()
         )
-        return full and plain and self.weights.numel() <= LARGE_MAP * g.shape[2:].numel()
+        return full and plain and g.shape[2:].numel() >= LARGE_MAP
 
     def _prefers_channels_first(self, x: Tensor, g: Tensor) -> bool:
         """Patches are copied in runs: of a row of output positions, or of a row of the kernel with all its channels."""
