@@ -218,8 +218,8 @@ def test_coins_and_noise_of_one_key_have_nothing_in_common() -> None:
 
 def test_a_copy_and_a_fork_have_keys_of_their_own() -> None:
     chance = Entropy()
-    for other in (copy.deepcopy(chance), pickle.loads(pickle.dumps(chance))):
-        assert not torch.equal(chance.coins(1, 4), other.coins(1, 4))
+    copies = [copy.deepcopy(chance), copy.deepcopy(chance), pickle.loads(pickle.dumps(chance))]
+    assert len(torch.cat([each.coins(1, 4) for each in (chance, *copies)]).unique()) == 16
     chance._process = -1
     before = chance._coins
     chance.noise(1)
@@ -234,6 +234,14 @@ def test_under_a_seed_the_noise_of_a_step_follows_from_its_number_alone() -> Non
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / math.sqrt(1000)
     big = torch.cat([Seeded(4).noise(number).like([torch.empty(20)], 1.0)[0] for number in range(1000)])
     assert stats.kstest(big.numpy(), "norm").pvalue > 1e-4
+
+
+def test_how_much_was_drawn_is_counted() -> None:
+    noise, counts = Seeded(1).noise(1), []
+    for size in (1, 2, 5, 0):
+        noise.like([torch.empty(size)], 1.0)
+        counts.append(noise.drawn)
+    assert counts == [2, 4, 10, 10]
 
 
 def test_a_resumed_run_without_a_seed_draws_new_noise() -> None:
