@@ -28,8 +28,9 @@ Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 LONG_RUN = 16
 """Rows of output positions at least this long are copied as fast as any other run."""
 
-VECTOR, LARGE_MAP = 16, 144
-"""Channels that the native kernel works on at once; output positions from which on it is the faster one."""
+VECTOR, LARGE_MAP, FEW_WEIGHTS = 16, 144, 2**18
+"""Channels that the native kernel works on at once; output positions from which on it is the faster one; weights up to
+which the room that it needs for itself does not raise the peak of memory."""
 
 
 def piece(use: Use) -> Piece:
@@ -161,7 +162,7 @@ class Geometry:
             and x.is_contiguous()
             and g.is_contiguous()
         )
-        return full and plain and g.shape[2:].numel() >= LARGE_MAP
+        return full and plain and g.shape[2:].numel() >= LARGE_MAP and self.weights.numel() <= FEW_WEIGHTS
 
     def _prefers_channels_first(self, x: Tensor, g: Tensor) -> bool:
         """Patches are copied in runs: of a row of output positions, or of a row of the kernel with all its channels."""
@@ -170,7 +171,7 @@ class Geometry:
 
     def _formed_natively(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
         """Weight gradients [b, out · C · k] of one convolution in which every example is a group of its own."""
-        for some in chunks(len(x), (x[0].numel() + g[0].numel()) // 2):
+        for some in chunks(len(x), max((x[0].numel() + g[0].numel()) // 2, self.weights.numel())):
             images, grads = (t[some].reshape(1, -1, *t.shape[2:]) for t in (x, g))
             count = grads.shape[1] // len(self.weights)
             shape_only = self.weights.new_empty(1).expand(grads.shape[1], *self.weights.shape[1:])
