@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import pickle
 import secrets
 
@@ -234,6 +235,30 @@ def test_under_a_seed_the_noise_of_a_step_follows_from_its_number_alone() -> Non
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / math.sqrt(1000)
     big = torch.cat([Seeded(4).noise(number).like([torch.empty(20)], 1.0)[0] for number in range(1000)])
     assert stats.kstest(big.numpy(), "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("same_number", [False, True])
+def test_noise_that_was_lent_before_a_fork_is_not_drawn_after_it(
+    same_number: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child may even have the number of its parent, in a namespace of its own."""
+    if same_number:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+    chance, (reader, writer) = Entropy(), os.pipe()
+    held = chance.noise(1)
+    child = os.fork()
+    if child == 0:
+        try:
+            held.like([torch.empty(4)], 1.0)
+        except RuntimeError:
+            os.write(writer, chance.noise(1).like([torch.empty(4)], 1.0)[0].numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    drawn = os.read(reader, 64)
+    os.close(reader)
+    assert len(drawn) == 16
+    assert drawn != held.like([torch.empty(4)], 1.0)[0].numpy().tobytes()
 
 
 def test_how_much_was_drawn_is_counted() -> None:

@@ -7,6 +7,7 @@ down.
 
 from __future__ import annotations
 
+import os
 import secrets
 
 import torch
@@ -17,6 +18,23 @@ KEY_BYTES = 32
 _ZEROS = memoryview(bytes(2**22))
 SPARE = 2
 """Words beyond the last one asked for: a block cipher may demand room for one more block."""
+
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def process() -> tuple[int, int]:
+    """Tells a process from the one it was forked from, even if both have the same number, as with namespaces."""
+    return os.getpid(), _forks
 
 
 def fresh_key() -> bytes:
@@ -30,10 +48,13 @@ class KeyStream:
     def __init__(self, key: bytes, number: int = 0) -> None:
         counter = bytes([number]) + bytes(15)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        self._process = process()
         self.drawn = 0
 
     def words(self, count: int, room: Tensor | None = None) -> Tensor:
         """int64 [count]: 64 bits each. In `room`, if there is one, of `count` + SPARE."""
+        if process() != self._process:
+            raise RuntimeError("this stream of random bits belongs to the process that forked: draw from a new one")
         words = torch.empty(count + SPARE, dtype=torch.int64) if room is None else room
         out = words.view(torch.uint8).numpy().data
         for start in range(0, 8 * count, len(_ZEROS)):

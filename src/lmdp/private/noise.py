@@ -16,7 +16,6 @@ would tell for certain which of two datasets it came from.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
+from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key, process
 
 _COINS, _NOISE = 0, 1
 ROUND = 2**21
@@ -40,7 +39,7 @@ class Noise(Protocol):
 
     @property
     def drawn(self) -> int:
-        """How far the stream of random bits has been used, which tells nothing about them."""
+        """How many words of the stream have been used."""
         ...
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
@@ -72,7 +71,7 @@ class Entropy:
         self._begin(fresh_key() if key is None else key)
 
     def _begin(self, key: bytes) -> None:
-        self._process = os.getpid()
+        self._process = process()
         self._coins, self._noise = KeyStream(key, _COINS), self._made(KeyStream(key, _NOISE))
 
     def _made(self, stream: KeyStream) -> GaussianNoise:
@@ -88,7 +87,7 @@ class Entropy:
 
     def _after_fork(self) -> None:
         """A forked process must not draw what its parent draws: their releases would differ without noise."""
-        if os.getpid() != self._process:
+        if process() != self._process:
             self._begin(fresh_key())
 
     def __reduce__(self) -> tuple[type[Entropy], tuple[()]]:
