@@ -274,7 +274,7 @@ class Geometry:
         if self.mode != "zeros":
             x = self.padded(x)
         before = [a if self.mode == "zeros" else 0 for a, _ in self.padding]
-        total = x.new_zeros(len(x), out.numel(), out.numel())
+        total: Tensor | None = None
         for phase in itertools.product(*map(range, self.stride)):
             starts = [
                 [at // s for at in (k * d - b for k in range(size)) if at % s == p]
@@ -283,8 +283,10 @@ class Geometry:
             every = tuple(slice(p, None, s) for p, s in zip(phase, self.stride))
             pixels = x[:, :, *every]
             if all(starts) and pixels.numel():
-                total += _shifted_gram(pixels, starts, out).view(total.shape)
-        return total
+                gram = _shifted_gram(pixels, starts, out)
+                total = gram if total is None else total.add_(gram)
+        shape = (len(x), out.numel(), out.numel())
+        return x.new_zeros(shape) if total is None else total.reshape(shape)
 
 
 def _shifted_gram(pixels: Tensor, starts: Sequence[Sequence[int]], out: torch.Size) -> Tensor:
