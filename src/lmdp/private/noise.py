@@ -27,8 +27,8 @@ from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key, proce
 
 _COINS, _NOISE = 0, 1
 ROUND = 2**21
-"""Normal numbers that are made at a time. One thread writes the bits that all read; while they are in the cache of
-another core, writing them again can take four times as long."""
+"""Normal numbers that are made at a time. One thread writes the bits that all read; in smaller rounds, whose memory is
+written again while other cores have it in their caches, that took up to four times as long."""
 
 SMALL = 2.0**-32
 """Uniform numbers below this get more bits."""
