@@ -221,8 +221,8 @@ def test_a_copy_and_a_fork_have_keys_of_their_own() -> None:
     chance = Entropy()
     copies = [copy.deepcopy(chance), copy.deepcopy(chance), pickle.loads(pickle.dumps(chance))]
     assert len(torch.cat([each.coins(1, 4) for each in (chance, *copies)]).unique()) == 16
-    chance._process = -1
     before = chance._coins
+    before._process = (-1, 0)
     chance.noise(1)
     assert chance._coins is not before
 

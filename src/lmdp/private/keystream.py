@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
 
 
-def process() -> tuple[int, int]:
+def _process() -> tuple[int, int]:
     """Tells a process from the one it was forked from, even if both have the same number, as with namespaces."""
     return os.getpid(), _forks
 
@@ -48,12 +48,17 @@ class KeyStream:
     def __init__(self, key: bytes, number: int = 0) -> None:
         counter = bytes([number]) + bytes(15)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-        self._process = process()
+        self._process = _process()
         self.drawn = 0
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that the stream belongs to."""
+        return self._process != _process()
 
     def words(self, count: int, room: Tensor | None = None) -> Tensor:
         """int64 [count]: 64 bits each. In `room`, if there is one, of `count` + SPARE."""
-        if process() != self._process:
+        if self.forked:
             raise RuntimeError("this stream of random bits belongs to the process that forked: draw from a new one")
         words = torch.empty(count + SPARE, dtype=torch.int64) if room is None else room
         out = words.view(torch.uint8).numpy().data

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key, process
+from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
 
 _COINS, _NOISE = 0, 1
 ROUND = 2**21
@@ -71,7 +71,6 @@ class Entropy:
         self._begin(fresh_key() if key is None else key)
 
     def _begin(self, key: bytes) -> None:
-        self._process = process()
         self._coins, self._noise = KeyStream(key, _COINS), self._made(KeyStream(key, _NOISE))
 
     def _made(self, stream: KeyStream) -> GaussianNoise:
@@ -87,7 +86,7 @@ class Entropy:
 
     def _after_fork(self) -> None:
         """A forked process must not draw what its parent draws: their releases would differ without noise."""
-        if process() != self._process:
+        if self._coins.forked:
             self._begin(fresh_key())
 
     def __reduce__(self) -> tuple[type[Entropy], tuple[()]]:
