@@ -7,14 +7,15 @@
 All bits are those of `keystream.py`. (Seeding PyTorch's CPU generator with an integer keeps 32 bits, few enough for an
 attacker to try them all.)
 
-Normal numbers are made in double precision, whatever they are added to, by the formula of Box and Muller: without
-branches it takes half the time of a ziggurat. The uniform numbers behind them have 64 bits, and small ones 64 more, so
+Normal numbers are made in double precision, whatever they are added to, by the formula of Box and Muller, which has no
+branches. The uniform numbers behind them have 64 bits, and small ones 64 more, so
 that normal numbers go on to 13 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond
 would tell for certain which of two datasets it came from.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmdp.private import compiled
 from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
 
 _COINS, _NOISE = 0, 1
@@ -131,19 +133,25 @@ class GaussianNoise:
         return shaped(tensors, std, lambda part: self._fill(part, std, room))
 
     def _fill(self, part: Tensor, std: float, room: Room) -> None:
-        half = (part.numel() + 1) // 2
-        for some, normal in zip(part.split(half), self.pairs(half, std, room)):
-            some.copy_(normal[: len(some)])
+        first, second = part.chunk(2)
+        self.pairs(std, first, second, room)
 
-    def pairs(self, count: int, std: float, room: Room) -> tuple[Tensor, Tensor]:
-        """`count` pairs of independent normal numbers, until the room is used again.
+    def pairs(self, std: float, first: Tensor, second: Tensor, room: Room) -> None:
+        """Fill both with normal numbers: those of one are independent of those of the other."""
+        words = self._stream.words(2 * len(first), room.words)
+        if compiled.applies(first, second) and compiled.normal_pairs(words, std, first, second):
+            return
+        cosine, sine = self._by_torch(words, std, room)
+        first.copy_(cosine)
+        second.copy_(sine)
 
-        By torch: it computes sines on all threads, and in a sixth of the time that NumPy takes.
-        """
-        first, second = self._stream.words(2 * count, room.words).split(count)
-        radius = self._refined(open_unit(first, room.radius[:count])).log_().mul_(-2).sqrt_().mul_(std)
-        angle = room.angle[:count].copy_(second).mul_(math.pi * 2.0**-63)
-        cosine = torch.cos(angle, out=room.cosine[:count])
+    def _by_torch(self, words: Tensor, std: float, room: Room) -> tuple[Tensor, Tensor]:
+        """The same, where nothing is compiled and where a small number asks for more bits."""
+        radii, angles = words.chunk(2)
+        radius, angle, cosine = room.numbers(len(radii))
+        self._refined(open_unit(radii, radius)).log_().mul_(-2).sqrt_().mul_(std)
+        angle.copy_(angles).mul_(math.pi * 2.0**-63)
+        torch.cos(angle, out=cosine)
         return cosine.mul_(radius), angle.sin_().mul_(radius)
 
     def _refined(self, numbers: Tensor) -> Tensor:
@@ -157,12 +165,19 @@ class GaussianNoise:
 
 
 class Room:
-    """Memory for as many pairs as there may be numbers in a round, so that it is asked for once, not in every round."""
+    """Memory for as many pairs as a round has numbers, an even count, so that it is asked for once, not in every round."""
 
     def __init__(self, count: int) -> None:
-        pairs = max(2, count)
-        self.words = torch.empty(2 * pairs + SPARE, dtype=torch.int64)
-        self.radius, self.angle, self.cosine = torch.empty(3, pairs, dtype=torch.float64)
+        self._pairs = max(2, count + count % 2)
+        self.words = torch.empty(2 * self._pairs + SPARE, dtype=torch.int64)
+
+    def numbers(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        radius, angle, cosine = self._numbers[:, :count].unbind()
+        return radius, angle, cosine
+
+    @functools.cached_property
+    def _numbers(self) -> Tensor:
+        return torch.empty(3, self._pairs, dtype=torch.float64)
 
 
 def open_unit(words: Tensor, out: Tensor) -> Tensor:
@@ -171,15 +186,18 @@ def open_unit(words: Tensor, out: Tensor) -> Tensor:
 
 
 def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor], None]) -> list[Tensor]:
-    """Noise like `tensors`, in one run for each type: `fill` makes the numbers of a part of it, of deviation `std`."""
+    """Noise like `tensors`, in one run for each type: `fill` makes an even number of them at a time, of this deviation."""
     if std == 0:
         return [torch.zeros_like(t) for t in tensors]
     kinds = dict.fromkeys(t.dtype for t in tensors)
-    noise = {kind: torch.empty(sum(t.numel() for t in tensors if t.dtype == kind), dtype=kind) for kind in kinds}
-    for flat in noise.values():
-        for part in flat.split(ROUND) if len(flat) else ():
+    sizes = {kind: [t.numel() for t in tensors if t.dtype == kind] for kind in kinds}
+    left = {}
+    for kind, counts in sizes.items():
+        total = sum(counts)
+        flat = torch.empty(total + total % 2, dtype=kind)
+        for part in flat.split(ROUND) if total else ():
             fill(part)
-    left = {kind: iter(flat.split([t.numel() for t in tensors if t.dtype == kind])) for kind, flat in noise.items()}
+        left[kind] = iter(flat[:total].split(counts))
     return [_laid_out(next(left[t.dtype]).view(t.shape), t) for t in tensors]
 
 

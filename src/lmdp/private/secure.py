@@ -33,10 +33,10 @@ class SummedNoise(GaussianNoise):
     """Every number is half the sum of four normal ones."""
 
     def _fill(self, part: Tensor, std: float, room: Room) -> None:
-        """Box–Muller gives normal numbers in pairs; both of a pair go into different sums."""
-        count = max(2, part.numel())
-        total = torch.zeros(count, dtype=torch.float64)
+        """Both of a pair go into different sums: they share a radius."""
+        total = torch.zeros(part.numel(), dtype=torch.float64)
+        cosine, sine = torch.empty(2, part.numel(), dtype=torch.float64)
         for _ in range(2):
-            cosine, sine = self.pairs(count, std / 2, room)
+            self.pairs(std / 2, cosine, sine, room)
             total.add_(cosine).add_(sine.roll(1))
-        part.copy_(total[: part.numel()])
+        part.copy_(total)

@@ -3,14 +3,15 @@
 A convolution is a linear layer on patches. Example i's weight gradient is G_iᵀ P_i, with patches P_i [T, k·C] and
 output gradient G_i [T, out] over T output positions. Two rules; the plan chooses:
 
-    formed  by the native kernel, each example a group of its own, where maps are large; elsewhere patches are unfolded
-            a few examples at a time into one buffer and multiplied. The gradients are kept.
+    formed  by a compiled loop; where there is none, patches are unfolded a few examples at a time into one buffer and
+            multiplied. The gradients are kept.
     gram    norms from Gram matrices of positions. The Gram matrix of patches is a sum of shifted copies of the Gram
             matrix of pixels, so patches are never written; the sum is the native weight-gradient kernel.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -21,16 +22,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmdp.private import compiled
 from lmdp.private.rules.choice import Sizes
-from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
+from lmdp.private.rules.pieces import (
+    Factored,
+    Piece,
+    Rows,
+    Stored,
+    Use,
+    chunks,
+    gram_squared_norms,
+    joined,
+    kept_blocks,
+)
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 LONG_RUN = 16
 """Rows of output positions at least this long are copied as fast as any other run."""
-
-VECTOR, LARGE_MAP, FEW_WEIGHTS = 16, 144, 2**18
-"""Channels that the native kernel works on at once; output positions from which on it is the faster one; weights up to
-which the room that it needs for itself does not raise the peak of memory."""
 
 
 def piece(use: Use) -> Piece:
@@ -107,28 +115,21 @@ class Geometry:
 
     def contract(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Summed gradient of a whole batch, by the native kernel."""
-        weight, bias = self._native(x, g, self.weights, self.groups, self.weight, self.bias)
-        sums = {"weight": weight, "bias": bias}
-        return {name: value for name, value in sums.items() if value is not None and name in self.trained}
-
-    def _native(
-        self, x: Tensor, g: Tensor, weights: Tensor, groups: int, weight: bool, bias: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
         symmetric = self.mode == "zeros" and all(a == b for a, b in self.padding)
-        _, for_weight, for_bias = torch.ops.aten.convolution_backward(
+        _, weight, bias = torch.ops.aten.convolution_backward(
             g,
             x if symmetric else self.padded(x),
-            weights,
-            [len(weights)],
+            self.weights,
+            [len(self.weights)],
             self.stride,
             [a for a, _ in self.padding] if symmetric else [0] * len(self.kernel),
             self.dilation,
             False,
             [0] * len(self.kernel),
-            groups,
-            [False, weight, bias],
+            self.groups,
+            [False, self.weight, self.bias],
         )
-        return for_weight, for_bias
+        return {name: sums for name, sums in (("weight", weight), ("bias", bias)) if name in self.trained}
 
     @property
     def trained(self) -> set[str]:
@@ -136,6 +137,8 @@ class Geometry:
 
     def form(self, x: Tensor, g: Tensor) -> Stored:
         """Per-example gradients, kept."""
+        if self.weight and compiled.applies(x, g):
+            return Stored(self._compiled_rows(x, g))
         rows = {}
         if self.weight:
             rows["weight"] = self._weight_rows(x, g)
@@ -143,41 +146,36 @@ class Geometry:
             rows["bias"] = Rows.of(g.flatten(2).sum(2))
         return Stored(rows)
 
+    def _compiled_rows(self, x: Tensor, g: Tensor) -> dict[str, Rows]:
+        """By the compiled loop, to which every group of an example is an example: [B · groups, C · k · out]."""
+        batch, groups = len(x), self.groups
+        x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), ((0, 0),) * len(self.kernel))
+        x, g = (t if groups == 1 and _channels_last(t) else t.contiguous() for t in (x, g))
+        x, g = (t if groups == 1 else t.view(batch * groups, -1, *t.shape[2:]) for t in (x, g))
+        blocks = kept_blocks(batch, self.weights.numel())
+        formed = compiled.patch_rows(
+            _walk(self.kernel, self.stride, self.dilation, padding, x.shape[1:], g.shape[2:], x.is_contiguous()),
+            x,
+            g,
+            [slice(groups * some.start, groups * some.stop) for some in blocks],
+            bias=self.bias,
+        )
+        norms = formed.squared_norms.view(batch, groups).sum(1)
+        kept = tuple(block.view(-1, self.weights.numel()) for block in formed.blocks)
+        rows = {"weight": Rows(kept, norms, self._restore_channels_first)}
+        return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias.view(batch, -1))}
+
     def _weight_rows(self, x: Tensor, g: Tensor) -> Rows:
-        if self._prefers_native(x, g):
-            return Rows.gather(self._formed_natively(x, g), self._restore_native)
         if math.prod(self.kernel) == 1 and not any(map(any, self.padding)):
             return Rows.gather(self._formed_pointwise(x, g), self._restore_channels_first)
         if self._prefers_channels_first(x, g):
             return Rows.gather(self._formed_channels_first(x, g), self._restore_channels_first)
         return Rows.gather(self._formed_channels_last(x, g), self._restore_channels_last)
 
-    def _prefers_native(self, x: Tensor, g: Tensor) -> bool:
-        """Examples are as good as groups for the native kernel, where channels fill its vectors and maps are large."""
-        full = all(channels % VECTOR == 0 for channels in (self.channels, g.shape[1]))
-        plain = (
-            len(self.kernel) == 2
-            and min(self.kernel) > 1
-            and self.groups == 1
-            and x.is_contiguous()
-            and g.is_contiguous()
-        )
-        return full and plain and g.shape[2:].numel() >= LARGE_MAP and self.weights.numel() <= FEW_WEIGHTS
-
     def _prefers_channels_first(self, x: Tensor, g: Tensor) -> bool:
         """Patches are copied in runs: of a row of output positions, or of a row of the kernel with all its channels."""
         stored_last = x.stride(1) == 1 and x.shape[1] > LONG_RUN // 4
         return g.shape[-1] >= min(LONG_RUN, self.kernel[-1] * self.channels) and not stored_last
-
-    def _formed_natively(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
-        """Weight gradients [b, out · C · k] of one convolution in which every example is a group of its own."""
-        for some in chunks(len(x), max((x[0].numel() + g[0].numel()) // 2, self.weights.numel())):
-            images, grads = (t[some].reshape(1, -1, *t.shape[2:]) for t in (x, g))
-            count = grads.shape[1] // len(self.weights)
-            shape_only = self.weights.new_empty(1).expand(grads.shape[1], *self.weights.shape[1:])
-            gradients, _ = self._native(images, grads, shape_only, count, True, False)
-            assert gradients is not None
-            yield gradients.view(count, -1)
 
     def _formed_pointwise(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
         """Weight gradients [b, groups · C · out]: every stride-th pixel is a patch."""
@@ -247,10 +245,6 @@ class Geometry:
     def _patch_numbers(self, g: Tensor) -> int:
         return self.groups * self.weights[0].numel() * g.shape[2:].numel()
 
-    def _restore_native(self, rows: Tensor) -> Tensor:
-        shaped: Tensor = rows.unflatten(-1, self.weights.shape)
-        return shaped
-
     def _restore_channels_first(self, rows: Tensor) -> Tensor:
         shaped: Tensor = rows.unflatten(-1, (self.groups, self.channels, *self.kernel, -1))
         return shaped.movedim(-1, rows.dim()).flatten(rows.dim() - 1, rows.dim())
@@ -287,6 +281,55 @@ class Geometry:
                 total = gram if total is None else total.add_(gram)
         shape = (len(x), out.numel(), out.numel())
         return x.new_zeros(shape) if total is None else total.reshape(shape)
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.movedim(1, -1).is_contiguous()
+
+
+@functools.lru_cache(maxsize=1024)
+def _walk(
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    image: torch.Size,
+    out: torch.Size,
+    channels_first: bool,
+) -> compiled.Walk:
+    """Where a convolution reads its image [C, …]: the same for every example."""
+    channels, *sizes = image
+    framed = [size + sum(pair) for size, pair in zip(sizes, padding)]
+    strides, of_frame = (_strides(channels, inner, channels_first) for inner in (sizes, framed))
+    steps = [s * at for s, at in zip(stride, of_frame[1:])]
+    taps = _offsets([channels, *kernel], [of_frame[0], *(d * at for d, at in zip(dilation, of_frame[1:]))])
+    corner = sum(before * at for (before, _), at in zip(padding, of_frame[1:]))
+    counts, width = ([channels, *sizes[:-1]], sizes[-1]) if channels_first else ([1, *sizes[:-1]], sizes[-1] * channels)
+    rows = [_offsets(counts if any(map(any, padding)) else [0], each[: len(sizes)]) for each in (strides, of_frame)]
+    return compiled.Walk(
+        taps=taps,
+        starts=_offsets(out[:-1], steps[:-1]),
+        length=out[-1],
+        step=steps[-1],
+        frame=channels * math.prod(framed),
+        rows_from=rows[0],
+        rows_to=rows[1] + corner,
+        width=width,
+    )
+
+
+def _strides(channels: int, sizes: Sequence[int], channels_first: bool) -> list[int]:
+    """Of the channels and of each further dimension, in numbers."""
+    inner = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    return [math.prod(sizes), *inner] if channels_first else [1, *(channels * at for at in inner)]
+
+
+def _offsets(counts: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """Of all positions in a grid, the last dimension running fastest."""
+    total = torch.zeros(1, dtype=torch.int64)
+    for count, stride in zip(counts, strides):
+        total = (total.unsqueeze(1) + torch.arange(count) * stride).flatten()
+    return total
 
 
 def _shifted_gram(pixels: Tensor, starts: Sequence[Sequence[int]], out: torch.Size) -> Tensor:

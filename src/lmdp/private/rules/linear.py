@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from lmdp.private import compiled
 from lmdp.private.rules.choice import Sizes
-from lmdp.private.rules.pieces import Factored, Piece, Rows, Stored, Use, chunks, gram_squared_norms, joined
-
-FEW, SMALL = 4, 2**19
-"""Examples, and numbers, that a block of kept gradients has at least. Larger ones would not fit the gaps that freed
-activations leave, and cost a third more memory; in smaller ones the sum is read and written as often as the gradients.
-"""
+from lmdp.private.rules.pieces import (
+    Factored,
+    Piece,
+    Rows,
+    Stored,
+    Use,
+    chunks,
+    gram_squared_norms,
+    joined,
+    kept_blocks,
+)
 
 
 def piece(use: Use) -> Piece:
@@ -30,13 +34,7 @@ def piece(use: Use) -> Piece:
         return _summed(x.flatten(0, 1), g.flatten(0, 1), use.trainable)
 
     def expand(x: Tensor, g: Tensor) -> Stored:
-        rows = {}
-        if weight:
-            shape = (g.shape[2], x.shape[2])
-            rows["weight"] = Rows.gather(_formed(x, g), lambda flat: flat.unflatten(-1, shape))
-        if bias:
-            rows["bias"] = Rows.of(g.sum(1))
-        return Stored(rows)
+        return Stored({name: rows for name, rows in _formed(x, g, bias=bias).items() if name in use.trainable})
 
     batch, positions = x.shape[:2]
     if weight and not use.prefers_gram(_sizes(x, g)):
@@ -78,11 +76,21 @@ def _sizes(x: Tensor, g: Tensor) -> Sizes:
     return Sizes(positions, features, inputs * g.shape[2], positions * features, batch, x.element_size())
 
 
-def _formed(x: Tensor, g: Tensor) -> Iterator[Tensor]:
-    step = max(FEW, SMALL // (x.shape[2] * g.shape[2]))
-    for start in range(0, len(x), step):
-        some = slice(start, start + step)
-        yield torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1)
+def _formed(x: Tensor, g: Tensor, *, bias: bool) -> dict[str, Rows]:
+    """Per-example gradients, kept."""
+    shape = (g.shape[2], x.shape[2])
+    blocks = kept_blocks(len(x), shape[0] * shape[1])
+
+    def restore(flat: Tensor) -> Tensor:
+        shaped: Tensor = flat.unflatten(-1, shape)
+        return shaped
+
+    if compiled.applies(x, g):
+        formed = compiled.linear_rows(x, g, blocks, bias=bias)
+        rows = {"weight": Rows(formed.blocks, formed.squared_norms, restore)}
+        return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias)}
+    products = (torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1) for some in blocks)
+    return {"weight": Rows.gather(products, restore), "bias": Rows.of(g.sum(1))}
 
 
 def _gram_norms(x: Tensor, g: Tensor) -> Tensor:

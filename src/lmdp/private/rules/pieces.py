@@ -150,6 +150,21 @@ CHUNK = 2**20
 """What is worked on at a time stays in cache."""
 
 
+def kept_blocks(batch_size: int, width: int) -> list[slice]:
+    """The batch in even runs of examples whose gradients, of `width` numbers each, are kept in one block."""
+    threads = torch.get_num_threads()
+    step = max(FEW, SMALL // width)
+    step = -(-batch_size // max(1, batch_size // step))
+    step += -step % threads
+    return [slice(start, min(start + step, batch_size)) for start in range(0, batch_size, step)]
+
+
+FEW, SMALL = 4, 2**19
+"""Examples, and numbers, that a block of kept gradients has at least. Larger ones would not fit the gaps that freed
+activations leave, and cost a third more memory; in smaller ones the sum is read and written as often as the gradients.
+"""
+
+
 @dataclass(frozen=True)
 class Stored:
     """Per-example gradients, kept. The norm and the sum are taken of the very same numbers."""

@@ -1,0 +1,198 @@
+"""Compiled loops for what PyTorch has no fast operation for, on CPUs: see `kernels.c` and `loops.h`.
+
+    linear_rows, patch_rows   per-example weight gradients with their norms, and per-example bias gradients
+    normal_pairs              normal numbers from random bits
+
+They are optional. Without a C compiler at installation, on other devices and for other types of numbers, the same
+results come from PyTorch's operations. LMDP_COMPILED=0 in the environment switches them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_KINDS = {torch.float32: "float", torch.float64: "double"}
+_ALIGNED = 16
+"""Numbers to which parts of scratch memory are rounded up."""
+
+PANEL_BYTES = 128
+"""Of the widest panel."""
+
+IN_CACHE = 2**22
+"""Numbers that stay in cache until they are read again; more are written past it."""
+
+
+class _Patches(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "outputs", "taps", "positions", "runs", "length", "step")),
+        *((name, ctypes.c_int64) for name in ("image", "frame", "rows", "width", "positions_last", "past_cache")),
+        *((name, ctypes.c_int64) for name in ("threads", "room")),
+        *((name, ctypes.c_void_p) for name in ("tap", "start", "row_from", "row_to")),
+    ]
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64) for name in ("batch", "positions", "outputs", "inputs", "past_cache", "threads", "room")
+    ]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a convolution reads an image: offsets, in numbers, into the frame that padding makes around the image.
+
+    `taps`: of each weight of one output. `starts`: of each run of output positions, which has `length` of them, `step`
+    apart. `rows_from`, `rows_to`: of each row of `width` numbers, in the image and in the frame; none without padding.
+    """
+
+    taps: Tensor
+    starts: Tensor
+    length: int
+    step: int
+    frame: int
+    rows_from: Tensor
+    rows_to: Tensor
+    width: int
+
+
+@dataclass(frozen=True)
+class Formed:
+    """Weight gradients of successive examples in blocks [b, D], their squared norms [B]; bias gradients [B, out]."""
+
+    blocks: tuple[Tensor, ...]
+    squared_norms: Tensor
+    bias: Tensor | None
+
+
+@functools.cache
+def vector_bytes() -> int | None:
+    """Width of the vectors that the loops work on here; none if they are not used."""
+    library = _library()
+    return None if library is None else int(library.lmdp_vector_bytes())
+
+
+def applies(*tensors: Tensor) -> bool:
+    """Whether the loops take these."""
+    first = tensors[0]
+    return (
+        first.dtype in _KINDS
+        and all(t.dtype == first.dtype and t.device.type == "cpu" for t in tensors)
+        and vector_bytes() is not None
+    )
+
+
+def linear_rows(x: Tensor, g: Tensor, blocks: list[slice], *, bias: bool) -> Formed:
+    """Gradients [out · in] from inputs [B, T, in] and output gradients [B, T, out]."""
+    x, g = x.contiguous(), g.contiguous()
+    (positions, inputs), outputs = x.shape[1:], g.shape[2]
+    room = positions * (_rounded(inputs, PANEL_BYTES // x.element_size()) + _rounded(outputs, 8))
+    past_cache = len(x) * inputs * outputs > IN_CACHE
+
+    def struct(batch: int, threads: int) -> _Linear:
+        return _Linear(batch, positions, outputs, inputs, past_cache, threads, room)
+
+    return _formed("linear", x, g, struct, blocks, outputs * inputs, outputs if bias else 0, room)
+
+
+def patch_rows(walk: Walk, x: Tensor, g: Tensor, blocks: list[slice], *, bias: bool) -> Formed:
+    """Gradients [taps · out] from images [B, …], as they are in memory, and output gradients [B, out, …].
+
+    The memory of output gradients is in the order of their dimensions, or with the channels last.
+    """
+    outputs, positions, taps = g.shape[1], g.shape[2:].numel(), len(walk.taps)
+    frame = _rounded(walk.frame, _ALIGNED) if len(walk.rows_to) else 0
+    room = frame + positions * _rounded(outputs, PANEL_BYTES // x.element_size())
+    past_cache = len(x) * taps * outputs > IN_CACHE
+    offsets = [t.data_ptr() for t in (walk.taps, walk.starts, walk.rows_from, walk.rows_to)]
+
+    def struct(batch: int, threads: int) -> _Patches:
+        return _Patches(
+            *(batch, outputs, taps, positions, len(walk.starts), walk.length, walk.step),
+            *(x[0].numel(), frame, len(walk.rows_to), walk.width, g.is_contiguous(), past_cache),
+            *(threads, room, *offsets),
+        )
+
+    return _formed("patches", x, g, struct, blocks, taps * outputs, outputs if bias else 0, room)
+
+
+def normal_pairs(words: Tensor, std: float, first: Tensor, second: Tensor) -> bool:
+    """Box–Muller: from words int64 [2, pairs] to normal numbers [pairs] each.
+
+    False if there is a uniform number so small that it needs more bits: what was written is then not to be used.
+    """
+    count, kind = len(first), _KINDS[first.dtype]
+    function = _function(f"lmdp_normal_{kind}")
+    small = function(_at(words), count, ctypes.c_double(std), _at(first), _at(second), torch.get_num_threads())
+    return int(small) == 0
+
+
+def _formed(
+    name: str,
+    x: Tensor,
+    g: Tensor,
+    struct: Callable[[int, int], ctypes.Structure],
+    blocks: list[slice],
+    width: int,
+    bias_width: int,
+    room: int,
+) -> Formed:
+    threads = min(torch.get_num_threads(), max(b.stop - b.start for b in blocks))
+    function = _function(f"lmdp_{name}_{_KINDS[x.dtype]}")
+    scratch = x.new_empty(threads * room)
+    norms = torch.empty(len(x), dtype=torch.float64)
+    bias = x.new_empty(len(x), bias_width) if bias_width else None
+    kept = []
+    for some in blocks:
+        count = some.stop - some.start
+        block = x.new_empty(count, width)
+        function(
+            ctypes.byref(struct(count, threads)),
+            *(_at(t, some.start) for t in (x, g)),
+            _at(block),
+            None if bias is None else _at(bias, some.start),
+            _at(norms, some.start),
+            _at(scratch),
+        )
+        kept.append(block)
+    return Formed(tuple(kept), norms, bias)
+
+
+def _at(tensor: Tensor, row: int = 0) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr() + row * tensor.stride(0) * tensor.element_size())
+
+
+def _rounded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    """Of the widest vectors. Plain integers are passed as 64 bits."""
+    function = getattr(_library(), f"{name}_{vector_bytes()}")
+    function.restype = ctypes.c_int64
+    if "normal" in name:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        function.argtypes = [pointer, number, ctypes.c_double, pointer, pointer, number]
+    return function
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    if os.environ.get("LMDP_COMPILED") == "0":
+        return None
+    found = importlib.util.find_spec("lmdp.private.compiled._kernels")
+    if found is None or found.origin is None:
+        return None
+    try:
+        return ctypes.CDLL(found.origin)
+    except OSError:
+        return None

@@ -1,0 +1,70 @@
+/* Inner loops of a private step on CPUs: per-example gradients with their norms, and normal numbers.
+ *
+ * `loops.h` holds the loops. They are compiled for every width of a processor's vectors and for both types of numbers:
+ * lmdp_linear_float_64 works on floats in vectors of 64 bytes. `__init__.py` calls those of the widest vectors that the
+ * processor has, and has checked the memory behind every pointer.
+ */
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define FENCE() _mm_sfence()
+#else
+#define FENCE() (void)0
+#endif
+
+#define TAPS 8 /* rows of a gradient that are worked on at once */
+
+typedef struct {
+    int64_t batch, outputs, taps, positions;
+    int64_t runs, length, step;        /* positions come in runs; within one, the next is `step` numbers further */
+    int64_t image, frame, rows, width; /* numbers of an image and of the frame around it; rows to copy, if any */
+    int64_t positions_last;            /* whether output gradients are [outputs, positions] */
+    int64_t past_cache;                /* whether gradients are too many to stay in cache */
+    int64_t threads, room;             /* room: numbers of scratch memory for each thread */
+    const int64_t *tap, *start;        /* where each tap, and each run, begins in a frame */
+    const int64_t *row_from, *row_to;  /* where each row is in the image, and where it belongs in the frame */
+} Patches;
+
+typedef struct {
+    int64_t batch, positions, outputs, inputs, past_cache, threads, room;
+} Linear;
+
+#define JOINED(a, b, c) lmdp_##a##_##b##_##c
+#define JOIN(a, b, c) JOINED(a, b, c)
+#define NAME(what) JOIN(what, REAL, BYTES)
+
+#if defined(__x86_64__)
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+#define BYTES 64
+#define VECTORS 2
+#define STORE_PAST_CACHE(to, value) _mm512_stream_si512((void *)(to), (__m512i)(value))
+#include "width.h"
+
+#define TARGET __attribute__((target("avx2,fma")))
+#define BYTES 32
+#define VECTORS 1
+#define STORE_PAST_CACHE(to, value) _mm256_stream_si256((void *)(to), (__m256i)(value))
+#include "width.h"
+#endif
+
+#define TARGET
+#define BYTES 16
+#define VECTORS 1
+#define STORE_PAST_CACHE(to, value) (*(to) = (value))
+#include "width.h"
+
+int64_t lmdp_vector_bytes(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        return 64;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return 32;
+#endif
+    return 16;
+}

@@ -1,0 +1,252 @@
+/* The loops for one type of numbers, REAL, and one width of vectors, BYTES.
+ *
+ * Every per-example gradient is a product over positions t:
+ *
+ *     gradient[k][o] = sum_t  tap_k(t) * panel[t][o]
+ *
+ * with TAPS rows k and a panel of VECTORS vectors of columns o at a time, so that all sums stay in registers. Of a
+ * convolution, tap k reads the pixel that weight k multiplies, wherever it is in the image, so patches are never
+ * written; columns are outputs. Of a linear layer, taps are outputs and columns are inputs.
+ */
+#define LANES ((int64_t)(BYTES / sizeof(REAL)))
+#define PANEL (VECTORS * LANES)
+
+typedef REAL NAME(vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
+
+/* Sums of `rows` taps and `columns` of a panel, written to `to`; returns the sum of their squares. */
+static inline __attribute__((always_inline)) TARGET double NAME(sums)(
+    const int vectors, const REAL *const *from, int64_t runs, const int64_t *start, int64_t length, int64_t step,
+    const REAL *panel, REAL *to, int64_t stride, int64_t rows, int64_t columns, int64_t past_cache) {
+    const REAL *tap[TAPS];
+    NAME(vector) sum[TAPS][VECTORS];
+    for (int k = 0; k < TAPS; k++) {
+        tap[k] = from[k];
+        for (int v = 0; v < vectors; v++)
+            sum[k][v] = (NAME(vector)){0};
+    }
+    for (int64_t run = 0; run < runs; run++)
+        for (int64_t t = 0, at = start[run]; t < length; t++, at += step, panel += PANEL) {
+            NAME(vector) column[VECTORS];
+            for (int v = 0; v < vectors; v++)
+                column[v] = *(const NAME(vector) *)(panel + v * LANES);
+            for (int k = 0; k < TAPS; k++)
+                for (int v = 0; v < vectors; v++)
+                    sum[k][v] += tap[k][at] * column[v];
+        }
+    NAME(vector) squares = {0};
+    const int whole = columns == vectors * LANES;
+    const int aligned = (uintptr_t)to % BYTES == 0 && stride % LANES == 0;
+    for (int64_t k = 0; k < rows; k++, to += stride) {
+        for (int v = 0; v < vectors; v++)
+            squares += sum[k][v] * sum[k][v];
+        if (!whole)
+            memcpy(to, sum[k], columns * sizeof(REAL));
+        else
+            for (int v = 0; v < vectors; v++) {
+                NAME(vector) *place = (NAME(vector) *)(to + v * LANES);
+                if (past_cache && aligned)
+                    STORE_PAST_CACHE(place, sum[k][v]);
+                else
+                    *place = sum[k][v];
+            }
+    }
+    double total = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        total += squares[lane];
+    return total;
+}
+
+static TARGET double NAME(block)(const REAL *const *from, int64_t runs, const int64_t *start, int64_t length,
+                                 int64_t step, const REAL *panel, REAL *to, int64_t stride, int64_t rows,
+                                 int64_t columns, int64_t past_cache) {
+    if (columns <= LANES)
+        return NAME(sums)(1, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
+    return NAME(sums)(VECTORS, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
+}
+
+/* Columns of a matrix [positions, count], `width` at a time: [panels, positions, width], with zeros at the end. */
+static TARGET void NAME(cut)(const REAL *from, int64_t positions, int64_t count, int64_t width, REAL *to) {
+    for (int64_t first = 0; first < count; first += width)
+        for (int64_t t = 0; t < positions; t++, to += width) {
+            const int64_t columns = count - first < width ? count - first : width;
+            memcpy(to, from + t * count + first, columns * sizeof(REAL));
+            memset(to + columns, 0, (width - columns) * sizeof(REAL));
+        }
+}
+
+/* The same of a matrix [count, positions]. */
+static TARGET void NAME(turn)(const REAL *from, int64_t positions, int64_t count, REAL *to) {
+    for (int64_t first = 0; first < count; first += PANEL, to += positions * PANEL) {
+        const int64_t columns = count - first < PANEL ? count - first : PANEL;
+        for (int64_t some = 0; some < positions; some += 16) {
+            const int64_t end = positions < some + 16 ? positions : some + 16;
+            for (int64_t o = 0; o < columns; o++)
+                for (int64_t t = some; t < end; t++)
+                    to[t * PANEL + o] = from[(first + o) * positions + t];
+            for (int64_t t = some; t < end && columns < PANEL; t++)
+                memset(to + t * PANEL + columns, 0, (PANEL - columns) * sizeof(REAL));
+        }
+    }
+}
+
+/* The sum of every column of panels; of runs of positions first, so that rounding does not grow with their number. */
+static inline __attribute__((always_inline)) TARGET void NAME(column_sums)(const REAL *panel, const int64_t width,
+                                                                           int64_t positions, int64_t count,
+                                                                           REAL *to) {
+    for (int64_t first = 0; first < count; first += width) {
+        REAL total[PANEL > TAPS ? PANEL : TAPS] = {0};
+        for (int64_t some = 0; some < positions; some += 64) {
+            REAL part[PANEL > TAPS ? PANEL : TAPS] = {0};
+            for (int64_t t = some; t < positions && t < some + 64; t++, panel += width)
+                for (int64_t o = 0; o < width; o++)
+                    part[o] += panel[o];
+            for (int64_t o = 0; o < width; o++)
+                total[o] += part[o];
+        }
+        memcpy(to + first, total, (count - first < width ? count - first : width) * sizeof(REAL));
+    }
+}
+
+/* Weight gradient [taps, outputs] of one example of a convolution, and its squared norm. */
+static TARGET double NAME(patches_of_one)(const Patches *p, const REAL *x, const REAL *g, REAL *to, REAL *bias,
+                                          REAL *frame) {
+    REAL *panels = frame + p->frame;
+    const REAL *image = p->rows ? frame : x;
+    for (int64_t row = 0; row < p->rows; row++)
+        memcpy(frame + p->row_to[row], x + p->row_from[row], p->width * sizeof(REAL));
+    if (p->positions_last)
+        NAME(turn)(g, p->positions, p->outputs, panels);
+    else
+        NAME(cut)(g, p->positions, p->outputs, PANEL, panels);
+    if (bias)
+        NAME(column_sums)(panels, PANEL, p->positions, p->outputs, bias);
+    double norm = 0;
+    for (int64_t k = 0; k < p->taps; k += TAPS) {
+        const int64_t rows = p->taps - k < TAPS ? p->taps - k : TAPS;
+        const REAL *from[TAPS];
+        for (int64_t j = 0; j < TAPS; j++)
+            from[j] = image + p->tap[k + (j < rows ? j : 0)];
+        for (int64_t o = 0; o < p->outputs; o += PANEL) {
+            const int64_t columns = p->outputs - o < PANEL ? p->outputs - o : PANEL;
+            norm += NAME(block)(from, p->runs, p->start, p->length, p->step, panels + o * p->positions,
+                                to + k * p->outputs + o, p->outputs, rows, columns, p->past_cache);
+        }
+    }
+    return norm;
+}
+
+void NAME(patches)(const Patches *p, const REAL *x, const REAL *g, REAL *out, REAL *bias, double *norms,
+                   REAL *scratch) {
+#pragma omp parallel num_threads(p->threads)
+    {
+        REAL *mine = scratch + omp_get_thread_num() * p->room;
+        if (p->rows)
+            memset(mine, 0, p->frame * sizeof(REAL));
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < p->batch; i++)
+            norms[i] = NAME(patches_of_one)(p, x + i * p->image, g + i * p->outputs * p->positions,
+                                            out + i * p->taps * p->outputs, bias ? bias + i * p->outputs : bias, mine);
+        FENCE();
+    }
+}
+
+/* Weight gradient [outputs, inputs] of one example of a linear layer, and its squared norm. */
+static TARGET double NAME(linear_of_one)(const Linear *p, const REAL *x, const REAL *g, REAL *to, REAL *bias,
+                                         REAL *panels) {
+    REAL *taps = panels + (p->inputs + PANEL - 1) / PANEL * PANEL * p->positions;
+    NAME(cut)(x, p->positions, p->inputs, PANEL, panels);
+    NAME(cut)(g, p->positions, p->outputs, TAPS, taps);
+    if (bias)
+        NAME(column_sums)(taps, TAPS, p->positions, p->outputs, bias);
+    const int64_t start = 0;
+    double norm = 0;
+    for (int64_t first = 0; first < p->inputs; first += PANEL) {
+        const int64_t columns = p->inputs - first < PANEL ? p->inputs - first : PANEL;
+        for (int64_t o = 0; o < p->outputs; o += TAPS) {
+            const int64_t rows = p->outputs - o < TAPS ? p->outputs - o : TAPS;
+            const REAL *from[TAPS];
+            for (int64_t j = 0; j < TAPS; j++)
+                from[j] = taps + o * p->positions + j;
+            norm += NAME(block)(from, 1, &start, p->positions, TAPS, panels + first * p->positions,
+                                to + o * p->inputs + first, p->inputs, rows, columns, p->past_cache);
+        }
+    }
+    return norm;
+}
+
+void NAME(linear)(const Linear *p, const REAL *x, const REAL *g, REAL *out, REAL *bias, double *norms, REAL *scratch) {
+#pragma omp parallel num_threads(p->threads)
+    {
+        REAL *mine = scratch + omp_get_thread_num() * p->room;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < p->batch; i++)
+            norms[i] = NAME(linear_of_one)(p, x + i * p->positions * p->inputs, g + i * p->positions * p->outputs,
+                                           out + i * p->outputs * p->inputs, bias ? bias + i * p->outputs : bias, mine);
+        FENCE();
+    }
+}
+
+/* log u of u in (0, 1], not subnormal: u = m 2^e with m in [√½, √2), and log m = 2 (s + s³/3 + s⁵/5 + …), |s| < 0.172. */
+static inline __attribute__((always_inline)) TARGET double NAME(logarithm)(double u) {
+    const uint64_t root_of_half = 0x3fe6a09e667f3bcd;
+    uint64_t bits;
+    double m;
+    memcpy(&bits, &u, 8);
+    const int64_t e = (int64_t)(bits - root_of_half) >> 52;
+    bits -= (uint64_t)e << 52;
+    memcpy(&m, &bits, 8);
+    const double s = (m - 1) / (m + 1), z = s * s;
+    const double high = 1. / 13 + z * (1. / 15 + z * (1. / 17 + z * (1. / 19 + z * (1. / 21 + z * (1. / 23)))));
+    const double tail = 1. / 3 + z * (1. / 5 + z * (1. / 7 + z * (1. / 9 + z * (1. / 11 + z * high))));
+    return (double)e * 0x1.62e42fefa39efp-1 + (2 * s + 2 * s * z * tail);
+}
+
+/* Sine and cosine of `turns` / 2^64 of a full circle, by their series: exact quarters and an angle up to π/4 either way. */
+static inline __attribute__((always_inline)) TARGET void NAME(on_circle)(uint64_t turns, double *cosine, double *sine) {
+    const uint64_t quarter = (turns + (1ull << 61)) >> 62, odd = -(quarter & 1);
+    const double x = (double)(int64_t)(turns - (quarter << 62)) * 0x1.921fb54442d18p-62, z = x * x;
+    const double s9 = 1. / 362880 - z * (1. / 39916800 - z * (1. / 6227020800 - z * (1. / 1307674368000)));
+    const double s = x - x * z * (1. / 6 - z * (1. / 120 - z * (1. / 5040 - z * s9)));
+    const double c16 = 1. / 479001600 - z * (1. / 87178291200 - z * (1. / 20922789888000));
+    const double c = 1 - z * (1. / 2 - z * (1. / 24 - z * (1. / 720 - z * (1. / 40320 - z * (1. / 3628800 - z * c16)))));
+    uint64_t bits_s, bits_c, first, second;
+    memcpy(&bits_s, &s, 8);
+    memcpy(&bits_c, &c, 8);
+    first = ((bits_c & ~odd) | (bits_s & odd)) ^ ((quarter + 1) & 2) << 62;
+    second = ((bits_s & ~odd) | (bits_c & odd)) ^ (quarter & 2) << 62;
+    memcpy(cosine, &first, 8);
+    memcpy(sine, &second, 8);
+}
+
+static TARGET int64_t NAME(some_normal)(const int64_t *restrict radii, const int64_t *restrict angles, int64_t pairs,
+                                        double deviation, REAL *restrict first, REAL *restrict second) {
+    int64_t small = 0;
+    for (int64_t i = 0; i < pairs; i++) {
+        const double u = fabs((double)radii[i] + 0.5) * 0x1p-63;
+        const double radius = sqrt(-2 * NAME(logarithm)(u)) * deviation;
+        double cosine, sine;
+        NAME(on_circle)((uint64_t)angles[i], &cosine, &sine);
+        first[i] = (REAL)(radius * cosine);
+        second[i] = (REAL)(radius * sine);
+        small += u < 0x1p-32;
+    }
+    return small;
+}
+
+/* Normal numbers by the formula of Box and Muller, in double precision: `pairs` cosines, then as many sines.
+ *
+ * Returns how many of the uniform numbers behind them are below 2^-32, which ask for more bits.
+ */
+int64_t NAME(normal)(const int64_t *words, int64_t pairs, double deviation, REAL *first, REAL *second,
+                     int64_t threads) {
+    int64_t small = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : small)
+    for (int64_t i = 0; i < pairs; i += 1024) {
+        const int64_t count = pairs - i < 1024 ? pairs - i : 1024;
+        small += NAME(some_normal)(words + i, words + pairs + i, count, deviation, first + i, second + i);
+    }
+    return small;
+}
+
+#undef LANES
+#undef PANEL
