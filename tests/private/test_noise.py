@@ -18,6 +18,8 @@ from lmdp.private.noise import ROUND, Chance, Entropy, GaussianNoise, Seeded, op
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
+pytestmark = pytest.mark.usefixtures("widest_loops")
+
 
 def draws(steps: int, **options: object) -> tuple[Tensor, Tensor]:
     """Released gradients and statistics of an empty batch: pure noise."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
-from lmdp.private.rules import linear, pieces
+from lmdp.private.rules import pieces
 from lmdp.private.rules.choice import Plan, Sizes, by_cost
 from tests.private.reference import compare, one_by_one, quadratic, split
 from tests.private.test_rules import DOUBLE, KINDS, made
@@ -171,8 +171,8 @@ def test_a_larger_batch_makes_a_plan_of_its_own() -> None:
 @pytest.mark.parametrize("chunk", [1, 500])
 def test_the_size_of_a_block_changes_nothing(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "CHUNK", chunk)
-    monkeypatch.setattr(linear, "FEW", 1)
-    monkeypatch.setattr(linear, "SMALL", chunk)
+    monkeypatch.setattr(pieces, "FEW", 1)
+    monkeypatch.setattr(pieces, "SMALL", chunk)
     monkeypatch.setattr(pieces, "SHORT", 2)
     monkeypatch.setattr(pieces, "LONG", 4)
     model, batch = made(kind, torch.float64)

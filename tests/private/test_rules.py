@@ -14,7 +14,10 @@ from lmdp.private.rules import choice, conv, generic, pieces, rule_for
 from tests.private.reference import compare, quadratic, split
 
 DOUBLE, SINGLE = 1e-8, 1e-4
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")  # torch's, of a kind
+pytestmark = [
+    pytest.mark.usefixtures("loops"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),  # torch's, of a kind
+]
 
 
 class Scale(nn.Module):
@@ -298,7 +301,7 @@ def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:
 @given(
     batch=st.integers(1, 4),
     channels=st.integers(1, 3),
-    outputs=st.integers(1, 3),
+    outputs=st.sampled_from([1, 2, 3, 9, 17, 35]),
     groups=st.integers(1, 2),
     size=st.tuples(st.integers(5, 7), st.integers(5, 7)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -306,27 +309,32 @@ def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     mode=st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
-    way=st.sampled_from(["gram", "native", "by positions", "by channels"]),
+    gram=st.booleans(),
     chunk=st.sampled_from([1, 2**20]),
+    channels_last=st.tuples(st.booleans(), st.booleans()),
 )
 def test_any_geometry_of_convolution_is_exact(
-    batch: int, channels: int, outputs: int, groups: int, way: str, mode: str, chunk: int, **shape: tuple[int, int]
+    batch: int,
+    channels: int,
+    outputs: int,
+    groups: int,
+    gram: bool,
+    mode: str,
+    chunk: int,
+    channels_last: tuple[bool, bool],
+    **shape: tuple[int, int],
 ) -> None:
     torch.manual_seed(0)
     size = shape.pop("size")
     kernel = shape.pop("kernel")
     model = nn.Conv2d(channels * groups, outputs * groups, kernel, groups=groups, padding_mode=mode, **shape).double()
     x = torch.randn(batch, channels * groups, *size, dtype=torch.float64)
-    natively, taken = conv.Geometry._formed_natively, []
+    x, model = (t.to(memory_format=torch.channels_last) if yes else t for t, yes in zip((x, model), channels_last))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "by_cost", lambda _: way == "gram")
-        patch.setattr(conv, "VECTOR", 1 if way == "native" else 10**9)
-        patch.setattr(conv, "LARGE_MAP", 1)
-        patch.setattr(conv.Geometry, "_formed_natively", lambda *args: (taken.append(True), natively(*args))[1])
-        patch.setattr(conv.Geometry, "_prefers_channels_first", lambda *_: way == "by positions")
+        patch.setattr(choice, "by_cost", lambda _: gram)
         patch.setattr(pieces, "CHUNK", chunk)  # one example at a time, or all
+        patch.setattr(pieces, "SMALL", chunk)
         assert compare(model, quadratic, x, split(x)).worst <= DOUBLE
-    assert bool(taken) == (way == "native" and groups == 1 and min(kernel) > 1)
 
 
 def test_cancelling_positions_never_make_a_gram_norm_too_small() -> None:

@@ -20,6 +20,8 @@ from lmdp.models import SCNN
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
+pytestmark = pytest.mark.usefixtures("widest_loops")
+
 RISK = [0.4, 0.35, 0.3, 0.27]
 CERTIFIED = [("dpsgd", "private"), ("autos", "private"), ("psac", "private"), ("perlayer", "private")]
 CERTIFIED += [("naive-perlayer", "private")]

@@ -165,7 +165,7 @@ class GaussianNoise:
 
 
 class Room:
-    """Memory for as many pairs as a round has numbers, an even count, so that it is asked for once, not in every round."""
+    """Memory for as many pairs as a round has numbers (an even count), asked for once instead of in every round."""
 
     def __init__(self, count: int) -> None:
         self._pairs = max(2, count + count % 2)
@@ -186,7 +186,7 @@ def open_unit(words: Tensor, out: Tensor) -> Tensor:
 
 
 def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor], None]) -> list[Tensor]:
-    """Noise like `tensors`, in one run for each type: `fill` makes an even number of them at a time, of this deviation."""
+    """Noise like `tensors`, in one run for each type: `fill` makes an even number at a time, of deviation `std`."""
     if std == 0:
         return [torch.zeros_like(t) for t in tensors]
     kinds = dict.fromkeys(t.dtype for t in tensors)

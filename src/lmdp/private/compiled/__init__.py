@@ -129,9 +129,8 @@ def normal_pairs(words: Tensor, std: float, first: Tensor, second: Tensor) -> bo
 
     False if there is a uniform number so small that it needs more bits: what was written is then not to be used.
     """
-    count, kind = len(first), _KINDS[first.dtype]
-    function = _function(f"lmdp_normal_{kind}")
-    small = function(_at(words), count, ctypes.c_double(std), _at(first), _at(second), torch.get_num_threads())
+    normal = _function("normal", first.dtype)
+    small = normal(_at(words), len(first), std, _at(first), _at(second), torch.get_num_threads())
     return int(small) == 0
 
 
@@ -146,7 +145,7 @@ def _formed(
     room: int,
 ) -> Formed:
     threads = min(torch.get_num_threads(), max(b.stop - b.start for b in blocks))
-    function = _function(f"lmdp_{name}_{_KINDS[x.dtype]}")
+    function = _function(name, x.dtype)
     scratch = x.new_empty(threads * room)
     norms = torch.empty(len(x), dtype=torch.float64)
     bias = x.new_empty(len(x), bias_width) if bias_width else None
@@ -174,10 +173,13 @@ def _rounded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+def _function(name: str, kind: torch.dtype) -> Any:
+    return _loaded(f"lmdp_{name}_{_KINDS[kind]}_{vector_bytes()}")
+
+
 @functools.cache
-def _function(name: str) -> Any:
-    """Of the widest vectors. Plain integers are passed as 64 bits."""
-    function = getattr(_library(), f"{name}_{vector_bytes()}")
+def _loaded(name: str) -> Any:
+    function = getattr(_library(), name)
     function.restype = ctypes.c_int64
     if "normal" in name:
         pointer, number = ctypes.c_void_p, ctypes.c_int64

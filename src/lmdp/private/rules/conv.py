@@ -37,8 +37,6 @@ from lmdp.private.rules.pieces import (
 )
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-LONG_RUN = 16
-"""Rows of output positions at least this long are copied as fast as any other run."""
 
 
 def piece(use: Use) -> Piece:
@@ -141,7 +139,7 @@ class Geometry:
             return Stored(self._compiled_rows(x, g))
         rows = {}
         if self.weight:
-            rows["weight"] = self._weight_rows(x, g)
+            rows["weight"] = Rows.gather(self._unfolded(x, g), self._restore_unfolded)
         if self.bias:
             rows["bias"] = Rows.of(g.flatten(2).sum(2))
         return Stored(rows)
@@ -162,94 +160,28 @@ class Geometry:
         )
         norms = formed.squared_norms.view(batch, groups).sum(1)
         kept = tuple(block.view(-1, self.weights.numel()) for block in formed.blocks)
-        rows = {"weight": Rows(kept, norms, self._restore_channels_first)}
+        rows = {"weight": Rows(kept, norms, self._restore_compiled)}
         return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias.view(batch, -1))}
 
-    def _weight_rows(self, x: Tensor, g: Tensor) -> Rows:
-        if math.prod(self.kernel) == 1 and not any(map(any, self.padding)):
-            return Rows.gather(self._formed_pointwise(x, g), self._restore_channels_first)
-        if self._prefers_channels_first(x, g):
-            return Rows.gather(self._formed_channels_first(x, g), self._restore_channels_first)
-        return Rows.gather(self._formed_channels_last(x, g), self._restore_channels_last)
-
-    def _prefers_channels_first(self, x: Tensor, g: Tensor) -> bool:
-        """Patches are copied in runs: of a row of output positions, or of a row of the kernel with all its channels."""
-        stored_last = x.stride(1) == 1 and x.shape[1] > LONG_RUN // 4
-        return g.shape[-1] >= min(LONG_RUN, self.kernel[-1] * self.channels) and not stored_last
-
-    def _formed_pointwise(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
-        """Weight gradients [b, groups · C · out]: every stride-th pixel is a patch."""
-        pixels = x
-        for axis, step in enumerate(self.stride):
-            pixels = pixels.unfold(2 + axis, 1, step).squeeze(-1)
-        for some in chunks(len(x), self._patch_numbers(g)):
-            patches = pixels[some].reshape(-1, self.channels, g.shape[2:].numel())
-            formed = torch.bmm(patches, self._by_group(g[some]).transpose(1, 2))
-            yield formed.view(-1, self.weights.numel())
-
-    def _formed_channels_first(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
-        """Weight gradients [b, groups · C · k · out] of a few examples at a time."""
-        dims, out, step = len(self.kernel), g.shape[2:], self.stride[-1]
-        frame = room = None
-        for some in chunks(len(x), self._patch_numbers(g)):
-            frame = self._in_phases(x[some], frame)
-            view = self._unfold(frame[: len(g[some])], 2, dims - 1)  # [b, C, *outer out, phases, columns, *outer k]
-            view = view.movedim(tuple(range(1 - dims, 0)), tuple(range(2, 1 + dims))) if dims > 1 else view
-            room = x.new_empty(len(view), x.shape[1], *self.kernel, *out) if room is None else room[: len(view)]
-            for k in range(self.kernel[-1]):
-                shift, phase = divmod(k * self.dilation[-1], step)
-                room.select(1 + dims, k).copy_(view[..., phase, shift : shift + out[-1]])
-            patches = room.view(len(view) * self.groups, -1, out.numel())
-            yield torch.bmm(patches, self._by_group(g[some]).transpose(1, 2)).view(len(view), -1)
-
-    def _in_phases(self, x: Tensor, frame: Tensor | None) -> Tensor:
-        """Padded images [b, C, *outer, phases, columns]: column c of phase p is column c · stride + p.
-
-        A row of output positions then reads a run. The border of a frame is zero once and for all.
-        """
-        x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), [(0, 0)] * len(self.kernel))
-        *outer, width = [size + sum(pair) for size, pair in zip(x.shape[2:], padding)]
-        step, before = self.stride[-1], padding[-1][0]
-        if frame is None:
-            frame = x.new_zeros(*x.shape[:2], *outer, step, -(-width // step))
-        inside = frame[: len(x)]
-        for axis, (size, (first, _)) in enumerate(zip(x.shape[2:-1], padding)):
-            inside = inside.narrow(2 + axis, first, size)
-        for phase in range(step):
-            start = (phase - before) % step
-            columns = x[..., start::step]
-            inside[..., phase, :].narrow(-1, (start + before) // step, columns.shape[-1]).copy_(columns)
-        return frame
-
-    def _formed_channels_last(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
-        """Weight gradients [b, groups · out · k · C] of a few examples at a time."""
-        room = None
-        for some in chunks(len(x), self._patch_numbers(g)):
-            image = self.padded(x[some]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
-            view = self._unfold(image.movedim(-2, 1), 2, len(self.kernel))
-            view = view.movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
-            room = view.new_empty(view.shape) if room is None else room[: len(view)]
-            patches = room.copy_(view).view(len(view) * self.groups, g.shape[2:].numel(), -1)
-            yield torch.bmm(self._by_group(g[some]), patches).view(len(view), -1)
-
-    def _unfold(self, view: Tensor, first_axis: int, axes: int) -> Tensor:
-        """A view with the positions of the kernel along some axes as further dimensions, at the end."""
-        for axis, (k, s, d) in enumerate(zip(self.kernel[:axes], self.stride, self.dilation)):
-            view = view.unfold(first_axis + axis, (k - 1) * d + 1, s)[..., ::d]
-        return view
-
-    def _by_group(self, g: Tensor) -> Tensor:
-        """[b · groups, outputs of a group, T]."""
-        return g.reshape(len(g) * self.groups, g.shape[1] // self.groups, -1)
-
-    def _patch_numbers(self, g: Tensor) -> int:
-        return self.groups * self.weights[0].numel() * g.shape[2:].numel()
-
-    def _restore_channels_first(self, rows: Tensor) -> Tensor:
+    def _restore_compiled(self, rows: Tensor) -> Tensor:
         shaped: Tensor = rows.unflatten(-1, (self.groups, self.channels, *self.kernel, -1))
         return shaped.movedim(-1, rows.dim()).flatten(rows.dim() - 1, rows.dim())
 
-    def _restore_channels_last(self, rows: Tensor) -> Tensor:
+    def _unfolded(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [b, groups · out · k · C] of a few examples at a time, by PyTorch."""
+        room, positions = None, g.shape[2:].numel()
+        for some in chunks(len(x), self.groups * self.weights[0].numel() * positions):
+            image = self.padded(x[some]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
+            view = image.movedim(-2, 1)
+            for axis, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation)):
+                view = view.unfold(2 + axis, (k - 1) * d + 1, s)[..., ::d]
+            view = view.movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
+            room = view.new_empty(view.shape) if room is None else room[: len(view)]
+            patches = room.copy_(view).view(len(view) * self.groups, positions, -1)
+            outputs = g[some].reshape(len(view) * self.groups, -1, positions)
+            yield torch.bmm(outputs, patches).view(len(view), -1)
+
+    def _restore_unfolded(self, rows: Tensor) -> Tensor:
         shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel, self.channels))
         return shaped.movedim(-1, rows.dim())
 

@@ -1,0 +1,224 @@
+"""The compiled loops: what PyTorch computes, to rounding, for every width of vectors; no memory beyond theirs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lmdp.private import compiled
+from lmdp.private.compiled import Formed, linear_rows
+from lmdp.private.keystream import KeyStream
+from lmdp.private.rules.conv import Geometry
+from lmdp.private.rules.pieces import Rows, Stored, kept_blocks
+from tests.private.conftest import WIDTHS
+
+pytestmark = pytest.mark.skipif(not WIDTHS, reason="lmdp was installed without a C compiler")
+widths = pytest.mark.parametrize("width", WIDTHS)
+SINGLE = 2.0**-24
+
+
+@pytest.fixture(autouse=True)
+def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "width" in request.fixturenames:
+        chosen = request.getfixturevalue("width")
+        monkeypatch.setattr(compiled, "vector_bytes", lambda: chosen)
+
+
+def exact(x: Tensor, g: Tensor) -> Tensor:
+    return torch.bmm(g.double().transpose(1, 2), x.double()).flatten(1)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_where_there_is_a_compiler_the_loops_are_compiled() -> None:
+    assert compiled.vector_bytes() in (16, 32, 64)
+
+
+def test_the_environment_can_switch_them_off() -> None:
+    code = "from lmdp.private import compiled; print(compiled.vector_bytes())"
+    run = [sys.executable, "-c", code]
+    assert subprocess.run(run, env={"LMDP_COMPILED": "0"}, capture_output=True, text=True).stdout == "None\n"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(
+    batch=st.integers(1, 5),
+    positions=st.integers(1, 70),
+    inputs=st.integers(1, 40),
+    outputs=st.integers(1, 40),
+    width=st.sampled_from(WIDTHS or [0]),
+    past_cache=st.booleans(),
+    block=st.integers(1, 5),
+)
+@settings(max_examples=150, deadline=None)
+def test_linear_rows_of_any_size(
+    batch: int, positions: int, inputs: int, outputs: int, width: int, past_cache: bool, block: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x, g = torch.randn(batch, positions, inputs, dtype=dtype), torch.randn(batch, positions, outputs, dtype=dtype)
+    blocks = [slice(start, min(start + block, batch)) for start in range(0, batch, block)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "vector_bytes", lambda: width)
+        patch.setattr(compiled, "IN_CACHE", 0 if past_cache else 2**40)
+        formed = linear_rows(x, g, blocks, bias=True)
+    assert [len(block) for block in formed.blocks] == [some.stop - some.start for some in blocks]
+    rows, wanted, bound = torch.cat(formed.blocks), exact(x, g), (positions + 1) * torch.finfo(dtype).eps
+    assert formed.bias is not None
+    assert ((rows - wanted).abs() <= bound * exact(x.abs(), g.abs())).all()
+    assert ((formed.bias - g.double().sum(1)).abs() <= bound * g.double().abs().sum(1)).all()
+    norms = rows.double().square().sum(1)
+    assert ((formed.squared_norms - norms).abs() <= 8 * torch.finfo(dtype).eps * norms).all()
+
+
+SHAPES = {
+    "3x3": (nn.Conv2d(5, 33, 3, padding=1), (7, 9)),
+    "strided": (nn.Conv2d(3, 16, 5, stride=2, padding=2), (11, 12)),
+    "1x1": (nn.Conv2d(9, 40, 1), (6, 5)),
+    "grouped": (nn.Conv2d(8, 12, 3, groups=4, padding=1), (6, 6)),
+    "depthwise": (nn.Conv2d(6, 6, 3, groups=6, padding=1), (8, 8)),
+    "reflected": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (6, 6)),
+    "dilated": (nn.Conv2d(2, 3, 3, dilation=2, padding=(2, 0)), (8, 9)),
+    "1d": (nn.Conv1d(3, 20, 4, stride=3, padding=1), (23,)),
+    "3d": (nn.Conv3d(2, 5, (2, 3, 2), padding=(1, 0, 1)), (4, 5, 6)),
+    "same": (nn.Conv1d(3, 4, 3, padding="same"), (9,)),
+}
+
+
+def formed_and_unfolded(module: nn.Module, x: Tensor, last: bool) -> tuple[Stored, Stored]:
+    """By the compiled loop, and by PyTorch in double precision."""
+    with torch.no_grad():
+        g = torch.randn_like(module(x.float())).to(x.dtype)
+    if last:
+        x, g = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (x, g))
+    geometry = Geometry.of(module, frozenset({"weight", "bias"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "vector_bytes", lambda: None)
+        reference = geometry.form(x.double(), g.double())
+    return geometry.form(x, g), reference
+
+
+@widths
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_convolutions_of_every_kind(kind: str, dtype: torch.dtype, last: bool, width: int) -> None:
+    torch.manual_seed(1)
+    module, size = SHAPES[kind]
+    x = torch.randn(7, module.in_channels, *size, dtype=dtype)
+    formed, reference = formed_and_unfolded(module, x, last)
+    eps = torch.finfo(dtype).eps
+    for name, wanted in reference.per_example().items():
+        found = formed.per_example()[name]
+        assert found.shape == wanted.shape == (7, *module.get_parameter(name).shape)
+        assert (found - wanted).abs().max() <= 50 * eps * wanted.abs().max()
+        assert ((formed.squared_norms[name] / reference.squared_norms[name]) - 1).abs().max() <= 50 * eps
+
+
+def rows(x: Tensor, g: Tensor) -> Formed:
+    return linear_rows(x, g, kept_blocks(len(x), x.shape[2] * g.shape[2]), bias=True)
+
+
+def flat(formed: Formed) -> Tensor:
+    assert formed.bias is not None
+    return torch.cat([torch.cat(formed.blocks), formed.bias, formed.squared_norms.unsqueeze(1)], dim=1)
+
+
+@widths
+def test_an_example_has_the_same_gradient_to_the_bit_in_any_batch_and_on_any_number_of_threads(width: int) -> None:
+    torch.manual_seed(2)
+    x, g = torch.randn(37, 11, 50), torch.randn(37, 11, 21)
+    alone = torch.cat([flat(rows(x[i : i + 1], g[i : i + 1])) for i in range(37)])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert torch.equal(flat(rows(x, g)), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@widths
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["x", "g"])
+def test_what_is_not_finite_stays_with_its_example(bad: float, where: str, width: int) -> None:
+    torch.manual_seed(3)
+    x, g = torch.randn(6, 9, 10), torch.randn(6, 9, 7)
+    clean = flat(rows(x, g))
+    {"x": x, "g": g}[where][2, 4, 3] = bad
+    formed = rows(x, g)
+    others = torch.arange(6) != 2
+    assert torch.equal(flat(formed)[others], clean[others])
+    assert not torch.isfinite(formed.squared_norms[2])
+
+
+@widths
+def test_rows_in_many_blocks_are_summed_like_rows_in_one(width: int) -> None:
+    torch.manual_seed(4)
+    x, g = torch.randn(23, 6, 12), torch.randn(23, 6, 5)
+    weights = torch.rand(2, 23, dtype=torch.float64)
+    wanted = weights @ exact(x, g)
+    for size in (1, 4, 23):
+        blocks = [slice(start, min(start + size, 23)) for start in range(0, 23, size)]
+        formed = linear_rows(x, g, blocks, bias=False)
+        sums = Rows(formed.blocks, formed.squared_norms, lambda flat: flat).weighted_sums(weights)
+        assert (torch.stack(sums) - wanted).abs().max() <= 40 * SINGLE * wanted.abs().max()
+
+
+@pytest.mark.parametrize(("batch", "weights"), [(1, 10), (3, 2**22), (64, 2**17), (600, 1024), (257, 9)])
+def test_blocks_cover_the_batch_once(batch: int, weights: int) -> None:
+    blocks = kept_blocks(batch, weights)
+    assert [i for some in blocks for i in range(some.start, some.stop)] == list(range(batch))
+
+
+@widths
+def test_normal_numbers_are_those_of_the_formula_to_a_few_units_in_the_last_place(width: int) -> None:
+    """The formula of Box and Muller in extended precision; angles near an axis, where a sine is small, included."""
+    words = KeyStream(bytes(32)).words(2 * 4099)
+    radii, angles = words.view(2, -1)
+    radii[:4] = torch.tensor([-(2**63), 2**63 - 1, 2**31, -(2**31) - 1])
+    angles[:6] = torch.tensor([0, 1, -1, 2**61, 2**62, -(2**63)])
+    first, second = torch.empty(2, 4099, dtype=torch.float64)
+    assert compiled.normal_pairs(words, 1.7, first, second)
+    u = np.abs(radii.double().numpy() + 0.5) * 2.0**-63
+    radius = 1.7 * np.sqrt(-2 * np.log(u.astype(np.longdouble)))
+    turn = angles.numpy().astype(np.longdouble) * (4 * np.arctan(np.longdouble(1)) * np.longdouble(2) ** -63)
+    for found, wanted in ((first, radius * np.cos(turn)), (second, radius * np.sin(turn))):
+        away = np.abs(found.numpy() - wanted)
+        assert (away <= 2.0**-60 * radius + 8 * 2.0**-53 * np.abs(wanted)).all()
+
+
+@widths
+def test_a_uniform_number_that_needs_more_bits_is_reported(width: int) -> None:
+    for word, enough in ((2**31, True), (2**31 - 1, False), (-(2**31), False), (-(2**31) - 1, True), (0, False)):
+        for at in (0, 7, 1999):
+            words = torch.full((4000,), 2**50)
+            words[at] = word
+            assert compiled.normal_pairs(words, 1.0, *torch.empty(2, 2000)) == enough
+
+
+@widths
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 15, 1023, 1024, 1025, 5000])
+def test_nothing_is_written_beyond_the_numbers_asked_for(count: int, dtype: torch.dtype, width: int) -> None:
+    room = torch.full((2, count + 64), 77.0, dtype=dtype)
+    compiled.normal_pairs(KeyStream(bytes(32)).words(2 * count), 1.0, *room[:, 32:-32])
+    assert (room[:, :32] == 77).all()
+    assert (room[:, -32:] == 77).all()
+    assert (room[:, 32:-32] != 77).all()
+
+
+def test_other_devices_and_types_are_left_to_pytorch() -> None:
+    single = torch.ones(2)
+    assert compiled.applies(single, single)
+    assert not compiled.applies(single, single.double())
+    assert not compiled.applies(single.half())
+    assert not compiled.applies(single.bfloat16())
+    assert not compiled.applies(single.to("meta"))
