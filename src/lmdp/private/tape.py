@@ -294,7 +294,7 @@ def _keep_freed_memory() -> None:
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, 2**30)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

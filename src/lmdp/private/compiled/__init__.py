@@ -1,6 +1,7 @@
 """Compiled loops for what PyTorch has no fast operation for, on CPUs: see `kernels.c` and `loops.h`.
 
     linear_rows, patch_rows   per-example weight gradients with their norms, and per-example bias gradients
+    patch_sums                two weighted sums of per-example weight gradients, which are formed but not kept
     normal_pairs              normal numbers from random bits
 
 They are optional. Without a C compiler at installation, on other devices and for other types of numbers, the same
@@ -108,20 +109,33 @@ def patch_rows(walk: Walk, x: Tensor, g: Tensor, blocks: list[slice], *, bias: b
 
     The memory of output gradients is in the order of their dimensions, or with the channels last.
     """
-    outputs, positions, taps = g.shape[1], g.shape[2:].numel(), len(walk.taps)
-    frame = _rounded(walk.frame, _ALIGNED) if len(walk.rows_to) else 0
-    room = frame + positions * _rounded(outputs, PANEL_BYTES // x.element_size())
+    outputs, taps = g.shape[1], len(walk.taps)
     past_cache = len(x) * taps * outputs > IN_CACHE
-    offsets = [t.data_ptr() for t in (walk.taps, walk.starts, walk.rows_from, walk.rows_to)]
 
     def struct(batch: int, threads: int) -> _Patches:
-        return _Patches(
-            *(batch, outputs, taps, positions, len(walk.starts), walk.length, walk.step),
-            *(x[0].numel(), frame, len(walk.rows_to), walk.width, g.is_contiguous(), past_cache),
-            *(threads, room, *offsets),
-        )
+        return _patches(walk, x, g, batch, threads, past_cache)
 
-    return _formed("patches", x, g, struct, blocks, taps * outputs, outputs if bias else 0, room)
+    return _formed("patches", x, g, struct, blocks, taps * outputs, outputs if bias else 0, struct(1, 1).room)
+
+
+def patch_sums(walk: Walk, x: Tensor, g: Tensor, weights: Tensor) -> Tensor:
+    """Both weighted sums [2, taps, out] of the same gradients, under weights [2, B]."""
+    struct = _patches(walk, x, g, len(x), torch.get_num_threads(), False)
+    scratch, weights = x.new_empty(len(x) * struct.room), weights.contiguous()
+    sums = x.new_empty(2, len(walk.taps), g.shape[1])
+    _function("patch_sums", x.dtype)(ctypes.byref(struct), *map(_at, (x, g, weights, sums, scratch)))
+    return sums
+
+
+def _patches(walk: Walk, x: Tensor, g: Tensor, batch: int, threads: int, past_cache: bool) -> _Patches:
+    outputs, positions = g.shape[1], g.shape[2:].numel()
+    frame = _rounded(walk.frame, _ALIGNED) if len(walk.rows_to) else 0
+    room = frame + positions * _rounded(outputs, PANEL_BYTES // x.element_size())
+    return _Patches(
+        *(batch, outputs, len(walk.taps), positions, len(walk.starts), walk.length, walk.step),
+        *(x[0].numel(), frame, len(walk.rows_to), walk.width, g.is_contiguous(), past_cache, threads, room),
+        *(t.data_ptr() for t in (walk.taps, walk.starts, walk.rows_from, walk.rows_to)),
+    )
 
 
 def normal_pairs(words: Tensor, std: float, first: Tensor, second: Tensor) -> bool:

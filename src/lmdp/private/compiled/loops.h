@@ -13,12 +13,11 @@
 
 typedef REAL NAME(vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 
-/* Sums of `rows` taps and `columns` of a panel, written to `to`; returns the sum of their squares. */
-static inline __attribute__((always_inline)) TARGET double NAME(sums)(
+/* sum[k][v] = sum_t tap_k(t) * vector v of panel[t], over positions that come in runs. */
+static inline __attribute__((always_inline)) TARGET void NAME(products)(
     const int vectors, const REAL *const *from, int64_t runs, const int64_t *start, int64_t length, int64_t step,
-    const REAL *panel, REAL *to, int64_t stride, int64_t rows, int64_t columns, int64_t past_cache) {
+    const REAL *panel, NAME(vector) sum[TAPS][VECTORS]) {
     const REAL *tap[TAPS];
-    NAME(vector) sum[TAPS][VECTORS];
     for (int k = 0; k < TAPS; k++) {
         tap[k] = from[k];
         for (int v = 0; v < vectors; v++)
@@ -33,23 +32,36 @@ static inline __attribute__((always_inline)) TARGET double NAME(sums)(
                 for (int v = 0; v < vectors; v++)
                     sum[k][v] += tap[k][at] * column[v];
         }
-    NAME(vector) squares = {0};
+}
+
+/* Writes `rows` rows of `columns` numbers, which are `stride` apart. */
+static inline __attribute__((always_inline)) TARGET void NAME(write)(
+    const int vectors, const NAME(vector) sum[TAPS][VECTORS], REAL *to, int64_t stride, int64_t rows, int64_t columns,
+    int64_t past_cache) {
     const int whole = columns == vectors * LANES;
-    const int aligned = (uintptr_t)to % BYTES == 0 && stride % LANES == 0;
-    for (int64_t k = 0; k < rows; k++, to += stride) {
+    const int past = past_cache && (uintptr_t)to % BYTES == 0 && stride % LANES == 0;
+    for (int64_t k = 0; k < rows; k++, to += stride)
+        for (int v = 0; v < vectors; v++) {
+            NAME(vector) *place = (NAME(vector) *)(to + v * LANES);
+            if (!whole)
+                memcpy(place, &sum[k][v], (columns - v * LANES < LANES ? columns - v * LANES : LANES) * sizeof(REAL));
+            else if (past)
+                STORE_PAST_CACHE(place, sum[k][v]);
+            else
+                *place = sum[k][v];
+        }
+}
+
+/* One block of a gradient: `rows` taps by `columns`, written to `to`. Returns the sum of its squares. */
+static inline __attribute__((always_inline)) TARGET double NAME(block_of)(
+    const int vectors, const REAL *const *from, int64_t runs, const int64_t *start, int64_t length, int64_t step,
+    const REAL *panel, REAL *to, int64_t stride, int64_t rows, int64_t columns, int64_t past_cache) {
+    NAME(vector) sum[TAPS][VECTORS], squares = {0};
+    NAME(products)(vectors, from, runs, start, length, step, panel, sum);
+    NAME(write)(vectors, sum, to, stride, rows, columns, past_cache);
+    for (int64_t k = 0; k < rows; k++)
         for (int v = 0; v < vectors; v++)
             squares += sum[k][v] * sum[k][v];
-        if (!whole)
-            memcpy(to, sum[k], columns * sizeof(REAL));
-        else
-            for (int v = 0; v < vectors; v++) {
-                NAME(vector) *place = (NAME(vector) *)(to + v * LANES);
-                if (past_cache && aligned)
-                    STORE_PAST_CACHE(place, sum[k][v]);
-                else
-                    *place = sum[k][v];
-            }
-    }
     double total = 0;
     for (int lane = 0; lane < LANES; lane++)
         total += squares[lane];
@@ -60,18 +72,21 @@ static TARGET double NAME(block)(const REAL *const *from, int64_t runs, const in
                                  int64_t step, const REAL *panel, REAL *to, int64_t stride, int64_t rows,
                                  int64_t columns, int64_t past_cache) {
     if (columns <= LANES)
-        return NAME(sums)(1, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
-    return NAME(sums)(VECTORS, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
+        return NAME(block_of)(1, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
+    return NAME(block_of)(VECTORS, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
 }
 
 /* Columns of a matrix [positions, count], `width` at a time: [panels, positions, width], with zeros at the end. */
-static TARGET void NAME(cut)(const REAL *from, int64_t positions, int64_t count, int64_t width, REAL *to) {
-    for (int64_t first = 0; first < count; first += width)
-        for (int64_t t = 0; t < positions; t++, to += width) {
-            const int64_t columns = count - first < width ? count - first : width;
-            memcpy(to, from + t * count + first, columns * sizeof(REAL));
-            memset(to + columns, 0, (width - columns) * sizeof(REAL));
-        }
+static inline __attribute__((always_inline)) TARGET void NAME(cut)(const REAL *from, int64_t positions, int64_t count,
+                                                                   const int64_t width, REAL *to) {
+    for (int64_t first = 0; first + width <= count; first += width)
+        for (int64_t t = 0; t < positions; t++, to += width)
+            memcpy(to, from + t * count + first, width * sizeof(REAL));
+    const int64_t left = count % width;
+    for (int64_t t = 0; t < positions && left; t++, to += width) {
+        memcpy(to, from + t * count + count - left, left * sizeof(REAL));
+        memset(to + left, 0, (width - left) * sizeof(REAL));
+    }
 }
 
 /* The same of a matrix [count, positions]. */
@@ -107,25 +122,36 @@ static inline __attribute__((always_inline)) TARGET void NAME(column_sums)(const
     }
 }
 
-/* Weight gradient [taps, outputs] of one example of a convolution, and its squared norm. */
-static TARGET double NAME(patches_of_one)(const Patches *p, const REAL *x, const REAL *g, REAL *to, REAL *bias,
-                                          REAL *frame) {
-    REAL *panels = frame + p->frame;
-    const REAL *image = p->rows ? frame : x;
+/* An example's image, in its frame, and its output gradient, in panels behind the frame. Returns where the image is. */
+static TARGET const REAL *NAME(prepare)(const Patches *p, const REAL *x, const REAL *g, REAL *frame) {
     for (int64_t row = 0; row < p->rows; row++)
         memcpy(frame + p->row_to[row], x + p->row_from[row], p->width * sizeof(REAL));
     if (p->positions_last)
-        NAME(turn)(g, p->positions, p->outputs, panels);
+        NAME(turn)(g, p->positions, p->outputs, frame + p->frame);
     else
-        NAME(cut)(g, p->positions, p->outputs, PANEL, panels);
+        NAME(cut)(g, p->positions, p->outputs, PANEL, frame + p->frame);
+    return p->rows ? frame : x;
+}
+
+/* Where the taps from `first` on begin in an image. Returns how many there are; those beyond read what is ignored. */
+static inline __attribute__((always_inline)) TARGET int64_t NAME(taps_from)(const Patches *p, int64_t first,
+                                                                            const REAL *image, const REAL **from) {
+    const int64_t rows = p->taps - first < TAPS ? p->taps - first : TAPS;
+    for (int64_t k = 0; k < TAPS; k++)
+        from[k] = image + p->tap[first + (k < rows ? k : 0)];
+    return rows;
+}
+
+/* Weight gradient [taps, outputs] of one example of a convolution. Returns its squared norm. */
+static TARGET double NAME(patches_of_one)(const Patches *p, const REAL *x, const REAL *g, REAL *to, REAL *bias,
+                                          REAL *room) {
+    const REAL *image = NAME(prepare)(p, x, g, room), *panels = room + p->frame;
     if (bias)
         NAME(column_sums)(panels, PANEL, p->positions, p->outputs, bias);
     double norm = 0;
     for (int64_t k = 0; k < p->taps; k += TAPS) {
-        const int64_t rows = p->taps - k < TAPS ? p->taps - k : TAPS;
         const REAL *from[TAPS];
-        for (int64_t j = 0; j < TAPS; j++)
-            from[j] = image + p->tap[k + (j < rows ? j : 0)];
+        const int64_t rows = NAME(taps_from)(p, k, image, from);
         for (int64_t o = 0; o < p->outputs; o += PANEL) {
             const int64_t columns = p->outputs - o < PANEL ? p->outputs - o : PANEL;
             norm += NAME(block)(from, p->runs, p->start, p->length, p->step, panels + o * p->positions,
@@ -147,6 +173,44 @@ void NAME(patches)(const Patches *p, const REAL *x, const REAL *g, REAL *out, RE
             norms[i] = NAME(patches_of_one)(p, x + i * p->image, g + i * p->outputs * p->positions,
                                             out + i * p->taps * p->outputs, bias ? bias + i * p->outputs : bias, mine);
         FENCE();
+    }
+}
+
+/* One block of both sums of a batch of gradients: every example's block is formed once, and added to both. */
+static TARGET void NAME(block_of_sums)(const Patches *p, const REAL *x, const REAL *scratch, const REAL *weights,
+                                       int64_t k, int64_t o, REAL *out) {
+    const int64_t columns = p->outputs - o < PANEL ? p->outputs - o : PANEL;
+    NAME(vector) total[2][TAPS][VECTORS];
+    memset(total, 0, sizeof total);
+    int64_t rows = 0;
+    for (int64_t i = 0; i < p->batch; i++) {
+        const REAL *room = scratch + i * p->room, *from[TAPS];
+        NAME(vector) sum[TAPS][VECTORS];
+        rows = NAME(taps_from)(p, k, p->rows ? room : x + i * p->image, from);
+        NAME(products)(VECTORS, from, p->runs, p->start, p->length, p->step, room + p->frame + o * p->positions, sum);
+        for (int s = 0; s < 2; s++)
+            for (int j = 0; j < TAPS; j++)
+                for (int v = 0; v < VECTORS; v++)
+                    total[s][j][v] += weights[s * p->batch + i] * sum[j][v];
+    }
+    for (int s = 0; s < 2; s++)
+        NAME(write)(VECTORS, total[s], out + (s * p->taps + k) * p->outputs + o, p->outputs, rows, columns, 0);
+}
+
+/* Two weighted sums [2, taps, outputs] of the weight gradients of a batch. `scratch` has room for every example. */
+void NAME(patch_sums)(const Patches *p, const REAL *x, const REAL *g, const REAL *weights, REAL *out, REAL *scratch) {
+    const int64_t blocks = (p->taps + TAPS - 1) / TAPS, panels = (p->outputs + PANEL - 1) / PANEL;
+#pragma omp parallel num_threads(p->threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < p->batch; i++) {
+            if (p->rows)
+                memset(scratch + i * p->room, 0, p->frame * sizeof(REAL));
+            NAME(prepare)(p, x + i * p->image, g + i * p->outputs * p->positions, scratch + i * p->room);
+        }
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < blocks * panels; item++)
+            NAME(block_of_sums)(p, x, scratch, weights, item % blocks * TAPS, item / blocks * PANEL, out);
     }
 }
 

@@ -34,6 +34,7 @@ from lmdp.private.rules.pieces import (
     gram_squared_norms,
     joined,
     kept_blocks,
+    natively,
 )
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -111,7 +112,19 @@ class Geometry:
             return x
         return F.pad(x, flat, mode="constant" if self.mode == "zeros" else self.mode)
 
-    def contract(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    def contract(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
+        """Sums of the gradients of a batch under each row of `scales` [S, B]."""
+        if len(scales) == 2 and self.weight and self.groups == 1 and compiled.applies(x, g):
+            return self._both_sums(x, g, scales)
+        return natively(self._summed)(x, g, scales)
+
+    def _both_sums(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
+        """Every gradient is formed once, and added to both."""
+        weights = self._restore_compiled(compiled.patch_sums(*self._walked(x, g), scales).flatten(1))
+        biases = scales @ g.flatten(2).sum(2) if self.bias else weights
+        return [dict(zip(("weight", "bias"), pair[: 1 + self.bias])) for pair in zip(weights, biases)]
+
+    def _summed(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """Summed gradient of a whole batch, by the native kernel."""
         symmetric = self.mode == "zeros" and all(a == b for a, b in self.padding)
         _, weight, bias = torch.ops.aten.convolution_backward(
@@ -147,14 +160,9 @@ class Geometry:
     def _compiled_rows(self, x: Tensor, g: Tensor) -> dict[str, Rows]:
         """By the compiled loop, to which every group of an example is an example: [B · groups, C · k · out]."""
         batch, groups = len(x), self.groups
-        x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), ((0, 0),) * len(self.kernel))
-        x, g = (t if groups == 1 and _channels_last(t) else t.contiguous() for t in (x, g))
-        x, g = (t if groups == 1 else t.view(batch * groups, -1, *t.shape[2:]) for t in (x, g))
         blocks = kept_blocks(batch, self.weights.numel())
         formed = compiled.patch_rows(
-            _walk(self.kernel, self.stride, self.dilation, padding, x.shape[1:], g.shape[2:], x.is_contiguous()),
-            x,
-            g,
+            *self._walked(x, g),
             [slice(groups * some.start, groups * some.stop) for some in blocks],
             bias=self.bias,
         )
@@ -162,6 +170,14 @@ class Geometry:
         kept = tuple(block.view(-1, self.weights.numel()) for block in formed.blocks)
         rows = {"weight": Rows(kept, norms, self._restore_compiled)}
         return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias.view(batch, -1))}
+
+    def _walked(self, x: Tensor, g: Tensor) -> tuple[compiled.Walk, Tensor, Tensor]:
+        """How the compiled loops read the images; images and output gradients [B · groups, …] as they read them."""
+        x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), ((0, 0),) * len(self.kernel))
+        x, g = (t if self.groups == 1 and _channels_last(t) else t.contiguous() for t in (x, g))
+        x, g = (t if self.groups == 1 else t.view(len(t) * self.groups, -1, *t.shape[2:]) for t in (x, g))
+        first = x.is_contiguous()
+        return _walk(self.kernel, self.stride, self.dilation, padding, x.shape[1:], g.shape[2:], first), x, g
 
     def _restore_compiled(self, rows: Tensor) -> Tensor:
         shaped: Tensor = rows.unflatten(-1, (self.groups, self.channels, *self.kernel, -1))

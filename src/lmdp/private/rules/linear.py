@@ -17,6 +17,7 @@ from lmdp.private.rules.pieces import (
     gram_squared_norms,
     joined,
     kept_blocks,
+    natively,
 )
 
 
@@ -30,7 +31,7 @@ def piece(use: Use) -> Piece:
         return _of_one_position(use, x[:, 0], g[:, 0])
     weight, bias = "weight" in use.trainable, "bias" in use.trainable
 
-    def contract(x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    def summed(x: Tensor, g: Tensor) -> dict[str, Tensor]:
         return _summed(x.flatten(0, 1), g.flatten(0, 1), use.trainable)
 
     def expand(x: Tensor, g: Tensor) -> Stored:
@@ -42,13 +43,13 @@ def piece(use: Use) -> Piece:
     norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
     if weight:
         norms = norms + joined([_gram_norms(x[some], g[some]) for some in chunks(batch, positions**2)])
-    return Factored(norms, x, g, contract, expand)
+    return Factored(norms, x, g, natively(summed), expand)
 
 
 def _of_one_position(use: Use, x: Tensor, g: Tensor) -> Piece:
     """The outer product of g and x, with a 1 beside x for the bias: its norm is the product of theirs."""
 
-    def contract(x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    def summed(x: Tensor, g: Tensor) -> dict[str, Tensor]:
         return _summed(x, g, use.trainable)
 
     def expand(x: Tensor, g: Tensor) -> Stored:
@@ -58,7 +59,7 @@ def _of_one_position(use: Use, x: Tensor, g: Tensor) -> Piece:
     norms = _squares(g)
     if "weight" in use.trainable:
         norms = norms * (_squares(x) + ("bias" in use.trainable))
-    return Factored(norms, x, g, contract, expand)
+    return Factored(norms, x, g, natively(summed), expand)
 
 
 def _summed(x: Tensor, g: Tensor, trainable: frozenset[str]) -> dict[str, Tensor]:

@@ -190,14 +190,15 @@ class Stored:
 class Factored:
     """Layer input and output gradient, kept; the gradients are never formed.
 
-    `norms` were computed by a rule that does not form them either; `contract(x, g)` gives the summed gradient of a
-    batch, natively; `expand(x, g)` gives the per-example gradients, for the rare parameter that is used twice.
+    `norms` were computed by a rule that does not form them either; `contract(x, g, scales)` gives the sums of the
+    gradients under each row of `scales` [S, B]; `expand(x, g)` gives the per-example gradients, for the rare parameter
+    that is used twice.
     """
 
     norms: Tensor
     x: Tensor
     g: Tensor
-    contract: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    contract: Callable[[Tensor, Tensor, Tensor], list[dict[str, Tensor]]]
     expand: Callable[[Tensor, Tensor], Stored]
 
     @property
@@ -206,8 +207,7 @@ class Factored:
 
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         one_layer = next(iter(scales.values()))  # a plain module's parameters are in one layer
-        columns = one_layer.to(self.g.dtype).view(*one_layer.shape, *[1] * (self.g.dim() - 1))
-        return [self.contract(self.x, self.g * column) for column in columns.unbind()]
+        return self.contract(self.x, self.g, one_layer.to(self.g.dtype))
 
     def per_example(self) -> dict[str, Tensor]:
         return self.expand(self.x, self.g).per_example()
@@ -215,6 +215,18 @@ class Factored:
     def without(self, dropped: Tensor) -> Factored:
         x, g = zero_rows(self.x, dropped), zero_rows(self.g, dropped)
         return Factored(self.norms, x, g, self.contract, self.expand)
+
+
+def natively(
+    summed: Callable[[Tensor, Tensor], dict[str, Tensor]],
+) -> Callable[[Tensor, Tensor, Tensor], list[dict[str, Tensor]]]:
+    """From the gradient of a batch, summed, to sums under scales: the output gradient is scaled."""
+
+    def contract(x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
+        columns = scales.view(*scales.shape, *[1] * (g.dim() - 1))
+        return [summed(x, g * column) for column in columns.unbind()]
+
+    return contract
 
 
 def squared_row_norms(rows: Tensor) -> Tensor:
