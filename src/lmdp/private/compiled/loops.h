@@ -43,8 +43,11 @@ static inline __attribute__((always_inline)) TARGET void NAME(write)(
     for (int64_t k = 0; k < rows; k++, to += stride)
         for (int v = 0; v < vectors; v++) {
             NAME(vector) *place = (NAME(vector) *)(to + v * LANES);
-            if (!whole)
-                memcpy(place, &sum[k][v], (columns - v * LANES < LANES ? columns - v * LANES : LANES) * sizeof(REAL));
+            const int64_t left = columns - v * LANES;
+            if (!whole && left > 0)
+                memcpy(place, &sum[k][v], (left < LANES ? left : LANES) * sizeof(REAL));
+            else if (!whole)
+                break;
             else if (past)
                 STORE_PAST_CACHE(place, sum[k][v]);
             else
