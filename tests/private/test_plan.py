@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.private import compiled
 from lmdp.private.rules import pieces
 from lmdp.private.rules.choice import Plan, Sizes, by_cost
 from tests.private.reference import compare, one_by_one, quadratic, split
@@ -96,6 +97,16 @@ def test_the_plan_names_every_module_its_rule_and_the_reason() -> None:
         assert module.reason
         assert any(line.startswith(module.name) and module.reason in line for line in text.splitlines())
     assert "no memory budget" in text
+    assert text.splitlines()[-1] == compiled.description()
+
+
+def test_the_plan_says_whether_its_inner_loops_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "vector_bytes", lambda: 32)
+    assert compiled.description() == "inner loops: compiled, for vectors of 32 bytes"
+    monkeypatch.setattr(compiled, "vector_bytes", lambda: None)
+    assert "C compiler" in compiled.description()
+    monkeypatch.setenv(compiled.SWITCH, "0")
+    assert compiled.description() == "inner loops: PyTorch (LMDP_COMPILED=0)"
 
 
 @pytest.mark.parametrize("budget", [1, 60_000, 150_000, 10**9])

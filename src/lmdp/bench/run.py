@@ -19,6 +19,7 @@ from lmdp.bench.cases import CASES, case_name
 from lmdp.bench.contenders import SGD, attached, chosen, contenders
 from lmdp.bench.measure import Say, exactness, peak_memory, spread, step_seconds
 from lmdp.bench.plot import bars
+from lmdp.private import compiled
 
 
 def run(
@@ -72,7 +73,12 @@ def check_steps(steps: int) -> None:
 
 
 def surroundings(steps: int) -> dict[str, Any]:
-    return {"torch": torch.__version__, "threads": torch.get_num_threads(), "steps": steps}
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "loops": compiled.description(),
+        "steps": steps,
+    }
 
 
 def _measured(

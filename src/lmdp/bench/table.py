@@ -37,7 +37,7 @@ def table(found: dict[str, Any]) -> str:
         *(_line(name, [f"{model['error'][key]:.1e}" for model in models]) for name, key in ERRORS.items()),
     ]
     failures = [f"{name} fails on {model['title']}: {why}" for model in models for name, why in model["failed"].items()]
-    return "\n".join([*lines, *([""] if failures or found["missing"] else []), *failures, *found["missing"]])
+    return "\n".join([*lines, "", found["loops"], *failures, *found["missing"]])
 
 
 def _threads(found: dict[str, Any]) -> str:

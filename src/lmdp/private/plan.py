@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmdp.private import compiled
 from lmdp.private.rules import conv, embedding, generic, linear, norm
 from lmdp.private.rules.choice import Plan
 from lmdp.private.tape import Tape
@@ -33,6 +34,7 @@ class PrivatePlan:
     modules: tuple[PlannedModule, ...]
     memory_budget: int | None
     kept_bytes: int
+    loops: str
 
     def __str__(self) -> str:
         width = max((len(m.name) for m in self.modules), default=0)
@@ -42,14 +44,14 @@ class PrivatePlan:
         ]
         budget = "no memory budget" if self.memory_budget is None else f"budget {self.memory_budget / 2**20:.1f} MB"
         kept = f"kept between backward and step: {_kilobytes(self.kept_bytes)} an example ({budget})"
-        return "\n".join([*lines, kept])
+        return "\n".join([*lines, kept, self.loops])
 
 
 def describe(tape: Tape) -> PrivatePlan:
     """The plan as of the last backward pass."""
     plan = tape.plan
     modules = tuple(_module(o, tape, plan) for o in tape.owners)
-    return PrivatePlan(modules, plan.memory_budget, sum(m.kept_bytes or 0 for m in modules))
+    return PrivatePlan(modules, plan.memory_budget, sum(m.kept_bytes or 0 for m in modules), compiled.description())
 
 
 def _module(owner: Owner, tape: Tape, plan: Plan) -> PlannedModule:

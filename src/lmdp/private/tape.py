@@ -294,10 +294,10 @@ def _keep_freed_memory() -> None:
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, 2**30)
-    mallopt(_M_TRIM_THRESHOLD, -1)
+    mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, -1
 
 
 def _parent(name: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SWITCH = "LMDP_COMPILED"
 _KINDS = {torch.float32: "float", torch.float64: "double"}
 _ALIGNED = 16
 """Numbers to which parts of scratch memory are rounded up."""
@@ -79,6 +80,15 @@ def vector_bytes() -> int | None:
     """Width of the vectors that the loops work on here; none if they are not used."""
     library = _library()
     return None if library is None else int(library.lmdp_vector_bytes())
+
+
+def description() -> str:
+    width = vector_bytes()
+    if width is not None:
+        return f"inner loops: compiled, for vectors of {width} bytes"
+    if os.environ.get(SWITCH) == "0":
+        return f"inner loops: PyTorch ({SWITCH}=0)"
+    return "inner loops: PyTorch (to compile them, which is faster, install lmdp again where there is a C compiler)"
 
 
 def applies(*tensors: Tensor) -> bool:
@@ -203,7 +213,7 @@ def _loaded(name: str) -> Any:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    if os.environ.get("LMDP_COMPILED") == "0":
+    if os.environ.get(SWITCH) == "0":
         return None
     found = importlib.util.find_spec("lmdp.private.compiled._kernels")
     if found is None or found.origin is None:
