@@ -19,7 +19,7 @@ from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
 from lmdp.private.gradients import Gradients
 from lmdp.private.noise import Chance
 from lmdp.private.precision import full_precision
-from lmdp.private.rules.pieces import norm_floor
+from lmdp.private.rules.pieces import dot_product, norm_floor
 from lmdp.private.tape import Tape
 from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
 
@@ -203,8 +203,8 @@ def batch_view(
     squared, dot = torch.zeros(2, len(tape.layers), dtype=torch.float64)
     for name, u in clipped.items():
         at = tape.layers.index[name]
-        squared[at] += u.double().square().sum() / examples**2
-        dot[at] += (u.double() * raw[name].double()).sum() / examples**2
+        squared[at] += dot_product(u, u) / examples**2
+        dot[at] += dot_product(u, raw[name]) / examples**2
     return BatchView(norms, clip_norm, squared, dot)
 
 

@@ -33,18 +33,26 @@ IN_CACHE = 2**22
 """Numbers that stay in cache until they are read again; more are written past it."""
 
 
+_NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
 class _Patches(ctypes.Structure):
+    """As in `kernels.c`."""
+
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "outputs", "taps", "positions", "runs", "length", "step")),
-        *((name, ctypes.c_int64) for name in ("image", "frame", "rows", "width", "positions_last", "past_cache")),
-        *((name, ctypes.c_int64) for name in ("threads", "room")),
-        *((name, ctypes.c_void_p) for name in ("tap", "start", "row_from", "row_to")),
+        *((name, _NUMBER) for name in ("batch", "outputs", "taps", "positions", "runs", "length", "step")),
+        *((name, _POINTER) for name in ("start", "tap")),
+        *((name, _NUMBER) for name in ("image", "frame", "rows", "width")),
+        *((name, _POINTER) for name in ("row_from", "row_to")),
+        *((name, _NUMBER) for name in ("positions_last", "past_cache", "threads", "room")),
     ]
 
 
 class _Linear(ctypes.Structure):
+    """As in `kernels.c`."""
+
     _fields_ = [
-        (name, ctypes.c_int64) for name in ("batch", "positions", "outputs", "inputs", "past_cache", "threads", "room")
+        (name, _NUMBER) for name in ("batch", "positions", "outputs", "inputs", "past_cache", "threads", "room")
     ]
 
 
@@ -129,10 +137,10 @@ def patch_rows(walk: Walk, x: Tensor, g: Tensor, blocks: list[slice], *, bias: b
 
 
 def patch_sums(walk: Walk, x: Tensor, g: Tensor, weights: Tensor) -> Tensor:
-    """Both weighted sums [2, taps, out] of the same gradients, under weights [2, B]."""
+    """Both weighted sums [2, out, taps] of the same gradients, under weights [2, B]."""
     struct = _patches(walk, x, g, len(x), torch.get_num_threads(), False)
     scratch, weights = x.new_empty(len(x) * struct.room), weights.contiguous()
-    sums = x.new_empty(2, len(walk.taps), g.shape[1])
+    sums = x.new_empty(2, g.shape[1], len(walk.taps))
     _function("patch_sums", x.dtype)(ctypes.byref(struct), *map(_at, (x, g, weights, sums, scratch)))
     return sums
 
@@ -141,10 +149,11 @@ def _patches(walk: Walk, x: Tensor, g: Tensor, batch: int, threads: int, past_ca
     outputs, positions = g.shape[1], g.shape[2:].numel()
     frame = _rounded(walk.frame, _ALIGNED) if len(walk.rows_to) else 0
     room = frame + positions * _rounded(outputs, PANEL_BYTES // x.element_size())
+    starts, taps, row_from, row_to = (t.data_ptr() for t in (walk.starts, walk.taps, walk.rows_from, walk.rows_to))
     return _Patches(
-        *(batch, outputs, len(walk.taps), positions, len(walk.starts), walk.length, walk.step),
-        *(x[0].numel(), frame, len(walk.rows_to), walk.width, g.is_contiguous(), past_cache, threads, room),
-        *(t.data_ptr() for t in (walk.taps, walk.starts, walk.rows_from, walk.rows_to)),
+        *(batch, outputs, len(walk.taps), positions, len(walk.starts), walk.length, walk.step, starts, taps),
+        *(x[0].numel(), frame, len(walk.rows_to), walk.width, row_from, row_to),
+        *(g.is_contiguous(), past_cache, threads, room),
     )
 
 
@@ -204,10 +213,10 @@ def _function(name: str, kind: torch.dtype) -> Any:
 @functools.cache
 def _loaded(name: str) -> Any:
     function = getattr(_library(), name)
-    function.restype = ctypes.c_int64
+    function.restype = None
     if "normal" in name:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        function.argtypes = [pointer, number, ctypes.c_double, pointer, pointer, number]
+        function.restype = _NUMBER
+        function.argtypes = [_POINTER, _NUMBER, ctypes.c_double, _POINTER, _POINTER, _NUMBER]
     return function
 
 

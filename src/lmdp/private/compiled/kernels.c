@@ -18,15 +18,21 @@
 
 #define TAPS 8 /* rows of a gradient that are worked on at once */
 
+/* How taps go over the positions of an example: in runs, and within a run `step` numbers further each time. */
+typedef struct {
+    int64_t runs, length, step;
+    const int64_t *start; /* of every run, from where a tap begins */
+} Walk;
+
 typedef struct {
     int64_t batch, outputs, taps, positions;
-    int64_t runs, length, step;        /* positions come in runs; within one, the next is `step` numbers further */
+    Walk walk;
+    const int64_t *tap;                /* where each tap begins in a frame */
     int64_t image, frame, rows, width; /* numbers of an image and of the frame around it; rows to copy, if any */
+    const int64_t *row_from, *row_to;  /* where each row is in the image, and where it belongs in the frame */
     int64_t positions_last;            /* whether output gradients are [outputs, positions] */
     int64_t past_cache;                /* whether gradients are too many to stay in cache */
-    int64_t threads, room;             /* room: numbers of scratch memory for each thread */
-    const int64_t *tap, *start;        /* where each tap, and each run, begins in a frame */
-    const int64_t *row_from, *row_to;  /* where each row is in the image, and where it belongs in the frame */
+    int64_t threads, room;             /* room: numbers of scratch memory for each thread, or each example */
 } Patches;
 
 typedef struct {

@@ -15,8 +15,9 @@ typedef REAL NAME(vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL
 
 /* sum[k][v] = sum_t tap_k(t) * vector v of panel[t], over positions that come in runs. */
 static inline __attribute__((always_inline)) TARGET void NAME(products)(
-    const int vectors, const REAL *const *from, int64_t runs, const int64_t *start, int64_t length, int64_t step,
-    const REAL *panel, NAME(vector) sum[TAPS][VECTORS]) {
+    const int vectors, const REAL *const *from, const Walk *walk, const REAL *panel,
+    NAME(vector) sum[TAPS][VECTORS]) {
+    const int64_t runs = walk->runs, length = walk->length, step = walk->step;
     const REAL *tap[TAPS];
     for (int k = 0; k < TAPS; k++) {
         tap[k] = from[k];
@@ -24,7 +25,7 @@ static inline __attribute__((always_inline)) TARGET void NAME(products)(
             sum[k][v] = (NAME(vector)){0};
     }
     for (int64_t run = 0; run < runs; run++)
-        for (int64_t t = 0, at = start[run]; t < length; t++, at += step, panel += PANEL) {
+        for (int64_t t = 0, at = walk->start[run]; t < length; t++, at += step, panel += PANEL) {
             NAME(vector) column[VECTORS];
             for (int v = 0; v < vectors; v++)
                 column[v] = *(const NAME(vector) *)(panel + v * LANES);
@@ -57,10 +58,10 @@ static inline __attribute__((always_inline)) TARGET void NAME(write)(
 
 /* One block of a gradient: `rows` taps by `columns`, written to `to`. Returns the sum of its squares. */
 static inline __attribute__((always_inline)) TARGET double NAME(block_of)(
-    const int vectors, const REAL *const *from, int64_t runs, const int64_t *start, int64_t length, int64_t step,
-    const REAL *panel, REAL *to, int64_t stride, int64_t rows, int64_t columns, int64_t past_cache) {
+    const int vectors, const REAL *const *from, const Walk *walk, const REAL *panel, REAL *to, int64_t stride,
+    int64_t rows, int64_t columns, int64_t past_cache) {
     NAME(vector) sum[TAPS][VECTORS], squares = {0};
-    NAME(products)(vectors, from, runs, start, length, step, panel, sum);
+    NAME(products)(vectors, from, walk, panel, sum);
     NAME(write)(vectors, sum, to, stride, rows, columns, past_cache);
     for (int64_t k = 0; k < rows; k++)
         for (int v = 0; v < vectors; v++)
@@ -71,12 +72,11 @@ static inline __attribute__((always_inline)) TARGET double NAME(block_of)(
     return total;
 }
 
-static TARGET double NAME(block)(const REAL *const *from, int64_t runs, const int64_t *start, int64_t length,
-                                 int64_t step, const REAL *panel, REAL *to, int64_t stride, int64_t rows,
-                                 int64_t columns, int64_t past_cache) {
+static TARGET double NAME(block)(const REAL *const *from, const Walk *walk, const REAL *panel, REAL *to,
+                                 int64_t stride, int64_t rows, int64_t columns, int64_t past_cache) {
     if (columns <= LANES)
-        return NAME(block_of)(1, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
-    return NAME(block_of)(VECTORS, from, runs, start, length, step, panel, to, stride, rows, columns, past_cache);
+        return NAME(block_of)(1, from, walk, panel, to, stride, rows, columns, past_cache);
+    return NAME(block_of)(VECTORS, from, walk, panel, to, stride, rows, columns, past_cache);
 }
 
 /* Columns of a matrix [positions, count], `width` at a time: [panels, positions, width], with zeros at the end. */
@@ -157,8 +157,8 @@ static TARGET double NAME(patches_of_one)(const Patches *p, const REAL *x, const
         const int64_t rows = NAME(taps_from)(p, k, image, from);
         for (int64_t o = 0; o < p->outputs; o += PANEL) {
             const int64_t columns = p->outputs - o < PANEL ? p->outputs - o : PANEL;
-            norm += NAME(block)(from, p->runs, p->start, p->length, p->step, panels + o * p->positions,
-                                to + k * p->outputs + o, p->outputs, rows, columns, p->past_cache);
+            norm += NAME(block)(from, &p->walk, panels + o * p->positions, to + k * p->outputs + o, p->outputs, rows,
+                                columns, p->past_cache);
         }
     }
     return norm;
@@ -190,17 +190,19 @@ static TARGET void NAME(block_of_sums)(const Patches *p, const REAL *x, const RE
         const REAL *room = scratch + i * p->room, *from[TAPS];
         NAME(vector) sum[TAPS][VECTORS];
         rows = NAME(taps_from)(p, k, p->rows ? room : x + i * p->image, from);
-        NAME(products)(VECTORS, from, p->runs, p->start, p->length, p->step, room + p->frame + o * p->positions, sum);
+        NAME(products)(VECTORS, from, &p->walk, room + p->frame + o * p->positions, sum);
         for (int s = 0; s < 2; s++)
             for (int j = 0; j < TAPS; j++)
                 for (int v = 0; v < VECTORS; v++)
                     total[s][j][v] += weights[s * p->batch + i] * sum[j][v];
     }
     for (int s = 0; s < 2; s++)
-        NAME(write)(VECTORS, total[s], out + (s * p->taps + k) * p->outputs + o, p->outputs, rows, columns, 0);
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t j = 0; j < rows; j++)
+                out[(s * p->outputs + o + c) * p->taps + k + j] = total[s][j][c / LANES][c % LANES];
 }
 
-/* Two weighted sums [2, taps, outputs] of the weight gradients of a batch. `scratch` has room for every example. */
+/* Two weighted sums [2, outputs, taps] of the weight gradients of a batch. `scratch` has room for every example. */
 void NAME(patch_sums)(const Patches *p, const REAL *x, const REAL *g, const REAL *weights, REAL *out, REAL *scratch) {
     const int64_t blocks = (p->taps + TAPS - 1) / TAPS, panels = (p->outputs + PANEL - 1) / PANEL;
 #pragma omp parallel num_threads(p->threads)
@@ -226,6 +228,7 @@ static TARGET double NAME(linear_of_one)(const Linear *p, const REAL *x, const R
     if (bias)
         NAME(column_sums)(taps, TAPS, p->positions, p->outputs, bias);
     const int64_t start = 0;
+    const Walk walk = {1, p->positions, TAPS, &start};
     double norm = 0;
     for (int64_t first = 0; first < p->inputs; first += PANEL) {
         const int64_t columns = p->inputs - first < PANEL ? p->inputs - first : PANEL;
@@ -234,8 +237,8 @@ static TARGET double NAME(linear_of_one)(const Linear *p, const REAL *x, const R
             const REAL *from[TAPS];
             for (int64_t j = 0; j < TAPS; j++)
                 from[j] = taps + o * p->positions + j;
-            norm += NAME(block)(from, 1, &start, p->positions, TAPS, panels + first * p->positions,
-                                to + o * p->inputs + first, p->inputs, rows, columns, p->past_cache);
+            norm += NAME(block)(from, &walk, panels + first * p->positions, to + o * p->inputs + first, p->inputs, rows,
+                                columns, p->past_cache);
         }
     }
     return norm;

@@ -44,7 +44,7 @@ class Sizes:
         return self.factors < self.weights
 
 
-IN_CACHE = 2**14
+IN_CACHE = 2**15
 """Weights of a layer whose gradients for a usual batch are not written to memory and read back."""
 
 Chooser = Callable[[Sizes], bool]

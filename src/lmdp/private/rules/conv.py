@@ -120,7 +120,7 @@ class Geometry:
 
     def _both_sums(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
         """Every gradient is formed once, and added to both."""
-        weights = self._restore_compiled(compiled.patch_sums(*self._walked(x, g), scales).flatten(1))
+        weights = compiled.patch_sums(*self._walked(x, g), scales).view(2, *self.weights.shape)
         biases = scales @ g.flatten(2).sum(2) if self.bias else weights
         return [dict(zip(("weight", "bias"), pair[: 1 + self.bias])) for pair in zip(weights, biases)]
 

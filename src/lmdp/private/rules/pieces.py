@@ -249,6 +249,12 @@ def squared_row_norms(rows: Tensor) -> Tensor:
     return norms.square().sum(1) + rest.square()
 
 
+def dot_product(a: Tensor, b: Tensor) -> Tensor:
+    """Of two tensors of one shape, in float64: of runs of their entries first."""
+    runs = [t.flatten().to(torch.promote_types(t.dtype, torch.float32)).split(LONG) for t in (a, b)]
+    return torch.stack([torch.dot(*pair) for pair in zip(*runs)]).double().sum()
+
+
 @functools.cache
 def even_run(width: int, longest: int) -> int:
     """The largest divisor of `width` up to `longest`; all of it if there is only a small one."""
