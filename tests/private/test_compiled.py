@@ -6,6 +6,8 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,12 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmdp.private import compiled
 from lmdp.private.compiled import Formed, linear_rows
 from lmdp.private.keystream import KeyStream
+from lmdp.private.noise import Seeded
+from lmdp.private.rules import conv
 from lmdp.private.rules.conv import Geometry
-from lmdp.private.rules.pieces import Rows, Stored, kept_blocks
+from lmdp.private.rules.pieces import Rows, Stored, dot_product, kept_blocks
 from tests.private.conftest import WIDTHS
 
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="lmdp was installed without a C compiler")
@@ -52,7 +57,7 @@ def test_the_environment_can_switch_them_off() -> None:
 @given(
     batch=st.integers(1, 5),
     positions=st.integers(1, 70),
-    inputs=st.integers(1, 40),
+    inputs=st.one_of(st.integers(1, 40), st.sampled_from([64, 128, 192])),
     outputs=st.integers(1, 40),
     width=st.sampled_from(WIDTHS or [0]),
     past_cache=st.booleans(),
@@ -79,6 +84,7 @@ def test_linear_rows_of_any_size(
 
 
 SHAPES = {
+    "full panels": (nn.Conv2d(3, 128, 3, padding=1), (5, 4)),
     "3x3": (nn.Conv2d(5, 33, 3, padding=1), (7, 9)),
     "strided": (nn.Conv2d(3, 16, 5, stride=2, padding=2), (11, 12)),
     "1x1": (nn.Conv2d(9, 40, 1), (6, 5)),
@@ -108,9 +114,13 @@ def formed_and_unfolded(module: nn.Module, x: Tensor, last: bool) -> tuple[Store
 @widths
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("past_cache", [False, True])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_convolutions_of_every_kind(kind: str, dtype: torch.dtype, last: bool, width: int) -> None:
+def test_convolutions_of_every_kind(
+    kind: str, past_cache: bool, dtype: torch.dtype, last: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(1)
+    monkeypatch.setattr(compiled, "IN_CACHE", 0 if past_cache else 2**40)
     module, size = SHAPES[kind]
     x = torch.randn(7, module.in_channels, *size, dtype=dtype)
     formed, reference = formed_and_unfolded(module, x, last)
@@ -136,13 +146,60 @@ def test_an_example_has_the_same_gradient_to_the_bit_in_any_batch_and_on_any_num
     torch.manual_seed(2)
     x, g = torch.randn(37, 11, 50), torch.randn(37, 11, 21)
     alone = torch.cat([flat(rows(x[i : i + 1], g[i : i + 1])) for i in range(37)])
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
+    for count in (1, 2, 5):
+        with threads(count):
             assert torch.equal(flat(rows(x, g)), alone)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+@widths
+@pytest.mark.parametrize("kind", SHAPES)
+def test_rows_and_sums_of_convolutions_are_the_same_on_any_number_of_threads(kind: str, width: int) -> None:
+    """Threads share no memory that they write to."""
+    torch.manual_seed(6)
+    module, size = SHAPES[kind]
+    x = torch.randn(64, module.in_channels, *size)
+    with torch.no_grad():
+        g = torch.randn_like(module(x))
+    geometry = Geometry.of(module, frozenset({"weight", "bias"}))
+    scales = torch.rand(2, 64)
+
+    def everything() -> Tensor:
+        formed = geometry.form(x, g)
+        found = [*formed.per_example().values(), *formed.squared_norms.values()]
+        if module.groups == 1:  # sums of the others are PyTorch's
+            found += [value for sums in geometry.contract(x, g, scales) for value in sums.values()]
+        return torch.cat([t.double().flatten() for t in found])
+
+    alone = everything()
+    for count in (2, 5):
+        with threads(count):
+            for _ in range(3):
+                assert torch.equal(everything(), alone)
+
+
+@widths
+@pytest.mark.parametrize("size", [(2048,), (40, 50)])
+def test_two_sums_over_many_positions_do_not_exceed_the_norm_that_clipped_them(
+    size: tuple[int, ...], width: int
+) -> None:
+    """All terms are alike, so that every rounding goes the same way."""
+    module = (nn.Conv1d if len(size) == 1 else nn.Conv2d)(1, 16, 1)
+    geometry = Geometry.of(module, frozenset({"weight"}))
+    for value in torch.rand(8, generator=torch.Generator().manual_seed(7)).add(1).tolist():
+        x, g = torch.ones(1, 1, *size), torch.full((1, 16, *size), value)
+        norm = geometry.gram_norms(x, g).sqrt()
+        for sums in geometry.contract(x, g, torch.ones(2, 1)):
+            assert float(sums["weight"].double().norm()) <= float(norm) * (1 + 2e-6)
 
 
 @widths
@@ -172,6 +229,16 @@ def test_rows_in_many_blocks_are_summed_like_rows_in_one(width: int) -> None:
         assert (torch.stack(sums) - wanted).abs().max() <= 40 * SINGLE * wanted.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_dot_products_are_of_all_entries_in_double_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    a, b = torch.rand(2, 7, 3 * 2**13, dtype=torch.float64).to(dtype)
+    found = dot_product(a, b.flip(0).flip(0))
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(float((a.double() * b.double()).sum()), rel=1e-6)
+    assert float(dot_product(a[:0], b[:0])) == 0
+
+
 @pytest.mark.parametrize(("batch", "weights"), [(1, 10), (3, 2**22), (64, 2**17), (600, 1024), (257, 9)])
 def test_blocks_cover_the_batch_once(batch: int, weights: int) -> None:
     blocks = kept_blocks(batch, weights)
@@ -198,7 +265,7 @@ def test_normal_numbers_are_those_of_the_formula_to_a_few_units_in_the_last_plac
 @widths
 def test_a_uniform_number_that_needs_more_bits_is_reported(width: int) -> None:
     for word, enough in ((2**31, True), (2**31 - 1, False), (-(2**31), False), (-(2**31) - 1, True), (0, False)):
-        for at in (0, 7, 1999):
+        for at in (0, 7, 1023, 1024, 1999):
             words = torch.full((4000,), 2**50)
             words[at] = word
             assert compiled.normal_pairs(words, 1.0, *torch.empty(2, 2000)) == enough
@@ -222,3 +289,25 @@ def test_other_devices_and_types_are_left_to_pytorch() -> None:
     assert not compiled.applies(single.half())
     assert not compiled.applies(single.bfloat16())
     assert not compiled.applies(single.to("meta"))
+    assert not compiled.applies(single.to_sparse())
+    assert not compiled.applies(torch._neg_view(single))
+    assert not compiled.applies(single.as_subclass(Subclass))
+    with FakeTensorMode():
+        assert not compiled.applies(torch.ones(2))
+
+
+class Subclass(Tensor):
+    pass
+
+
+def test_another_default_device_changes_nothing() -> None:
+    torch.manual_seed(8)
+    x, g = torch.randn(3, 2, 5, 5), torch.randn(3, 4, 3, 3)
+    geometry = Geometry.of(nn.Conv2d(2, 4, 3), frozenset({"weight", "bias"}))
+    wanted = geometry.form(x, g).per_example()
+    conv._walk.cache_clear()
+    with torch.device("meta"):
+        found = geometry.form(x, g).per_example()
+        noise = Seeded(1).noise(1).like([x], 1.0)[0]
+    assert torch.equal(found["weight"], wanted["weight"])
+    assert torch.equal(noise, Seeded(1).noise(1).like([x], 1.0)[0])

@@ -60,7 +60,7 @@ class KeyStream:
         """int64 [count]: 64 bits each. In `room`, if there is one, of `count` + SPARE."""
         if self.forked:
             raise RuntimeError("this stream of random bits belongs to the process that forked: draw from a new one")
-        words = torch.empty(count + SPARE, dtype=torch.int64) if room is None else room
+        words = torch.empty(count + SPARE, dtype=torch.int64, device="cpu") if room is None else room
         out = words.view(torch.uint8).numpy().data
         for start in range(0, 8 * count, len(_ZEROS)):
             self._cipher.update_into(_ZEROS[: 8 * count - start], out[start:])

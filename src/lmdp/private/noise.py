@@ -169,7 +169,7 @@ class Room:
 
     def __init__(self, count: int) -> None:
         self._pairs = max(2, count + count % 2)
-        self.words = torch.empty(2 * self._pairs + SPARE, dtype=torch.int64)
+        self.words = torch.empty(2 * self._pairs + SPARE, dtype=torch.int64, device="cpu")
 
     def numbers(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         radius, angle, cosine = self._numbers[:, :count].unbind()
@@ -177,7 +177,7 @@ class Room:
 
     @functools.cached_property
     def _numbers(self) -> Tensor:
-        return torch.empty(3, self._pairs, dtype=torch.float64)
+        return torch.empty(3, self._pairs, dtype=torch.float64, device="cpu")
 
 
 def open_unit(words: Tensor, out: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor], None]
     left = {}
     for kind, counts in sizes.items():
         total = sum(counts)
-        flat = torch.empty(total + total % 2, dtype=kind)
+        flat = torch.empty(total + total % 2, dtype=kind, device="cpu")
         for part in flat.split(ROUND) if total else ():
             fill(part)
         left[kind] = iter(flat[:total].split(counts))

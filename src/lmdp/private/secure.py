@@ -34,8 +34,8 @@ class SummedNoise(GaussianNoise):
 
     def _fill(self, part: Tensor, std: float, room: Room) -> None:
         """Both of a pair go into different sums: they share a radius."""
-        total = torch.zeros(part.numel(), dtype=torch.float64)
-        cosine, sine = torch.empty(2, part.numel(), dtype=torch.float64)
+        total = torch.zeros_like(part, dtype=torch.float64)
+        cosine, sine = torch.empty(2, part.numel(), dtype=torch.float64, device=part.device)
         for _ in range(2):
             self.pairs(std / 2, cosine, sine, room)
             total.add_(cosine).add_(sine.roll(1))

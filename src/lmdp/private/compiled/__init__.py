@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SWITCH = "LMDP_COMPILED"
 _KINDS = {torch.float32: "float", torch.float64: "double"}
@@ -100,13 +100,14 @@ def description() -> str:
 
 
 def applies(*tensors: Tensor) -> bool:
-    """Whether the loops take these."""
+    """Whether the loops take these: plain tensors of one type, in memory."""
     first = tensors[0]
-    return (
-        first.dtype in _KINDS
-        and all(t.dtype == first.dtype and t.device.type == "cpu" for t in tensors)
-        and vector_bytes() is not None
-    )
+    return vector_bytes() is not None and first.dtype in _KINDS and all(_plain(t, first.dtype) for t in tensors)
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    kind = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_neg()
+    return kind and tensor.dtype == dtype and tensor.device.type == "cpu"
 
 
 def linear_rows(x: Tensor, g: Tensor, blocks: list[slice], *, bias: bool) -> Formed:
@@ -180,7 +181,7 @@ def _formed(
     threads = min(torch.get_num_threads(), max(b.stop - b.start for b in blocks))
     function = _function(name, x.dtype)
     scratch = x.new_empty(threads * room)
-    norms = torch.empty(len(x), dtype=torch.float64)
+    norms = torch.empty(len(x), dtype=torch.float64, device=x.device)
     bias = x.new_empty(len(x), bias_width) if bias_width else None
     kept = []
     for some in blocks:
@@ -213,9 +214,9 @@ def _function(name: str, kind: torch.dtype) -> Any:
 @functools.cache
 def _loaded(name: str) -> Any:
     function = getattr(_library(), name)
-    function.restype = None
-    if "normal" in name:
-        function.restype = _NUMBER
+    normal = "normal" in name
+    function.restype = _NUMBER if normal else None
+    if normal:
         function.argtypes = [_POINTER, _NUMBER, ctypes.c_double, _POINTER, _POINTER, _NUMBER]
     return function
 

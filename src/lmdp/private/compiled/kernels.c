@@ -16,7 +16,8 @@
 #define FENCE() (void)0
 #endif
 
-#define TAPS 8 /* rows of a gradient that are worked on at once */
+#define TAPS 8   /* rows of a gradient that are worked on at once */
+#define SHORT 64 /* positions that are added up one after the other, where rounding matters */
 
 /* How taps go over the positions of an example: in runs, and within a run `step` numbers further each time. */
 typedef struct {

@@ -113,9 +113,9 @@ static inline __attribute__((always_inline)) TARGET void NAME(column_sums)(const
                                                                            REAL *to) {
     for (int64_t first = 0; first < count; first += width) {
         REAL total[PANEL > TAPS ? PANEL : TAPS] = {0};
-        for (int64_t some = 0; some < positions; some += 64) {
+        for (int64_t some = 0; some < positions; some += SHORT) {
             REAL part[PANEL > TAPS ? PANEL : TAPS] = {0};
-            for (int64_t t = some; t < positions && t < some + 64; t++, panel += width)
+            for (int64_t t = some; t < positions && t < some + SHORT; t++, panel += width)
                 for (int64_t o = 0; o < width; o++)
                     part[o] += panel[o];
             for (int64_t o = 0; o < width; o++)
@@ -179,23 +179,36 @@ void NAME(patches)(const Patches *p, const REAL *x, const REAL *g, REAL *out, RE
     }
 }
 
-/* One block of both sums of a batch of gradients: every example's block is formed once, and added to both. */
+/* One block of both sums of a batch of gradients: every example's block is formed once, and added to both.
+ *
+ * In parts of SHORT positions, so that rounding does not grow with their number: the norms that clipped these gradients
+ * are not those of the very same numbers.
+ */
 static TARGET void NAME(block_of_sums)(const Patches *p, const REAL *x, const REAL *scratch, const REAL *weights,
                                        int64_t k, int64_t o, REAL *out) {
     const int64_t columns = p->outputs - o < PANEL ? p->outputs - o : PANEL;
+    const int64_t runs = p->walk.runs, length = p->walk.length;
+    const int64_t some_runs = length < SHORT ? SHORT / length : 1;
+    const int64_t next = p->rows ? p->room : p->image; /* from one example to the next */
+    const REAL *panel = scratch + p->frame + o * p->positions, *tap[TAPS];
+    const int64_t rows = NAME(taps_from)(p, k, p->rows ? scratch : x, tap);
     NAME(vector) total[2][TAPS][VECTORS];
     memset(total, 0, sizeof total);
-    int64_t rows = 0;
-    for (int64_t i = 0; i < p->batch; i++) {
-        const REAL *room = scratch + i * p->room, *from[TAPS];
-        NAME(vector) sum[TAPS][VECTORS];
-        rows = NAME(taps_from)(p, k, p->rows ? room : x + i * p->image, from);
-        NAME(products)(VECTORS, from, &p->walk, room + p->frame + o * p->positions, sum);
-        for (int s = 0; s < 2; s++)
-            for (int j = 0; j < TAPS; j++)
-                for (int v = 0; v < VECTORS; v++)
-                    total[s][j][v] += weights[s * p->batch + i] * sum[j][v];
-    }
+    for (int64_t i = 0; i < p->batch; i++, panel += p->room)
+        for (int64_t run = 0; run < runs; run += some_runs)
+            for (int64_t t = 0; t < length; t += SHORT) {
+                const Walk part = {runs - run < some_runs ? runs - run : some_runs,
+                                   length - t < SHORT ? length - t : SHORT, p->walk.step, p->walk.start + run};
+                const REAL *from[TAPS];
+                for (int j = 0; j < TAPS; j++)
+                    from[j] = tap[j] + i * next + t * p->walk.step;
+                NAME(vector) sum[TAPS][VECTORS];
+                NAME(products)(VECTORS, from, &part, panel + (run * length + t) * PANEL, sum);
+                for (int s = 0; s < 2; s++)
+                    for (int j = 0; j < TAPS; j++)
+                        for (int v = 0; v < VECTORS; v++)
+                            total[s][j][v] += weights[s * p->batch + i] * sum[j][v];
+            }
     for (int s = 0; s < 2; s++)
         for (int64_t c = 0; c < columns; c++)
             for (int64_t j = 0; j < rows; j++)

@@ -274,9 +274,9 @@ def _strides(channels: int, sizes: Sequence[int], channels_first: bool) -> list[
 
 def _offsets(counts: Sequence[int], strides: Sequence[int]) -> Tensor:
     """Of all positions in a grid, the last dimension running fastest."""
-    total = torch.zeros(1, dtype=torch.int64)
+    total = torch.zeros(1, dtype=torch.int64, device="cpu")
     for count, stride in zip(counts, strides):
-        total = (total.unsqueeze(1) + torch.arange(count) * stride).flatten()
+        total = (total.unsqueeze(1) + torch.arange(count, device="cpu") * stride).flatten()
     return total
 
 

@@ -153,7 +153,7 @@ CHUNK = 2**20
 def kept_blocks(batch_size: int, width: int) -> list[slice]:
     """The batch in even runs of examples whose gradients, of `width` numbers each, are kept in one block."""
     threads = torch.get_num_threads()
-    step = max(FEW, SMALL // width)
+    step = max(FEW, SMALL // max(1, width))
     step = -(-batch_size // max(1, batch_size // step))
     step += -step % threads
     return [slice(start, min(start + step, batch_size)) for start in range(0, batch_size, step)]
