@@ -1,8 +1,8 @@
 """The trust boundary: the only room that sees private gradients.
 
 Read in this order: tape (what each layer saw) → mixing and divisors (that examples do not meet) → rules (norms and sums
-of per-example gradients) → clipping (norms to scales, and the sensitivity) → weights (where w comes from) → step (sums,
-noise, release) → door (the user's optimizer) → engine (the API).
+of per-example gradients; compiled holds their inner loops) → clipping (norms to scales, and the sensitivity) → weights
+(where w comes from) → step (sums, noise, release) → door (the user's optimizer) → engine (the API).
 """
 
 from lmdp.private.compatibility import make_compatible

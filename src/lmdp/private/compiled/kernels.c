@@ -3,6 +3,11 @@
  * `loops.h` holds the loops. They are compiled for every width of a processor's vectors and for both types of numbers:
  * lmdp_linear_float_64 works on floats in vectors of 64 bytes. `__init__.py` calls those of the widest vectors that the
  * processor has, and has checked the memory behind every pointer.
+ *
+ * To look for reads and writes outside of that memory:
+ *     CFLAGS=-fsanitize=address,undefined pip install -e . --no-build-isolation --no-deps --force-reinstall
+ *     LD_PRELOAD=$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so) ASAN_OPTIONS=detect_leaks=0 \
+ *         python -m pytest tests/private/test_compiled.py tests/private/test_rules.py
  */
 #include <math.h>
 #include <omp.h>
