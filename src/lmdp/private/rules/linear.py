@@ -91,7 +91,8 @@ def _formed(x: Tensor, g: Tensor, *, bias: bool) -> dict[str, Rows]:
         rows = {"weight": Rows(formed.blocks, formed.squared_norms, restore)}
         return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias)}
     products = (torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1) for some in blocks)
-    return {"weight": Rows.gather(products, restore), "bias": Rows.of(g.sum(1))}
+    rows = {"weight": Rows.gather(products, restore)}
+    return {**rows, "bias": Rows.of(g.sum(1))} if bias else rows
 
 
 def _gram_norms(x: Tensor, g: Tensor) -> Tensor:
