@@ -1,0 +1,78 @@
+"""Seeded trainings and run folders are bit for bit what they were when they were recorded.
+
+`expected.json` was written by the version before the rooms were rebuilt, on the machine that it names. There every bit
+must agree. Other processors round otherwise in their kernels: there the sums of the parameters must agree to rounding.
+A change that is meant to alter results records anew, and says so under "Privacy" in the changelog.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmdp.gradients import compiled
+from tests.record import folders
+from tests.record.models import MODELS
+from tests.record.trainings import choices
+
+HERE = Path(__file__).parent
+EXPECTED: dict[str, Any] = json.loads((HERE / "expected.json").read_text())
+TIMES_LEFT_OUT = {"seconds", "train_seconds", "attack_seconds"}
+
+
+def machine() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    version = torch.__version__.partition("+")[0]
+    return f"torch {version}, {torch.backends.cpu.get_cpu_capability()}, {names[0] if names else '?'}"
+
+
+SAME_MACHINE = Path("/proc/cpuinfo").exists() and machine() == EXPECTED["machine"]
+
+
+@pytest.mark.parametrize("loops", ["compiled", "PyTorch"])
+def test_seeded_trainings_of_every_method_and_source_end_with_the_recorded_bits(loops: str) -> None:
+    if loops == "compiled" and compiled.vector_bytes() is None:
+        pytest.skip("the inner loops are not compiled here")
+    switch = {compiled.SWITCH: "1" if loops == "compiled" else "0"}
+    command = [sys.executable, "-W", "error", "-m", "tests.record.trainings"]
+    done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | switch, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    now, then = json.loads(done.stdout), EXPECTED["trainings"][loops]
+    assert set(now) == set(then) == {f"{model} {method} {source}" for model in MODELS for method, source in choices()}
+    for name, training in then.items():
+        assert now[name]["epsilon"] == pytest.approx(training["epsilon"], rel=1e-9), name
+        assert now[name]["sums"] == pytest.approx(training["sums"], rel=1e-3, abs=1e-4), name
+    if SAME_MACHINE:
+        differing = [name for name in then if now[name]["digest"] != then[name]["digest"]]
+        assert differing == []
+
+
+def test_a_whole_run_leaves_the_recorded_folder(tmp_path: Path) -> None:
+    folders.make(tmp_path)
+    folders.run(tmp_path, *folders.HALF, "--resume")
+    _same_folder(folders.held(tmp_path))
+
+
+def test_run_folders_of_an_earlier_version_open_are_audited_and_resumed(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "old", tmp_path, dirs_exist_ok=True)
+    folders.run(tmp_path, *folders.HALF, "--resume")
+    folders.run(tmp_path, "audit", "lm")
+    _same_folder(folders.held(tmp_path))
+
+
+def _same_folder(now: dict[str, Any]) -> None:
+    then = EXPECTED["folder"]
+    assert list(now) == list(then)
+    if SAME_MACHINE:
+        assert [name for name in then if now[name] != then[name]] == []
+    for name in (name for name in then if name.endswith((".toml", "privacy.json"))):
+        assert now[name] == then[name]
