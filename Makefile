@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-LOOPS := $(wildcard src/lmdp/private/compiled/*.[ch])
+LOOPS := $(wildcard src/lmdp/gradients/compiled/*.[ch])
 
 .PHONY: demo test test-all bench fmt clean
 

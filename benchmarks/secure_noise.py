@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
-from lmdp.bench.cases import CASES
+from lmdp.app.bench.cases import CASES
 from lmdp.private.noise import Entropy
 from lmdp.private.secure import Secure
 

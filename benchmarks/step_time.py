@@ -2,7 +2,7 @@
 
 import sys
 
-from lmdp.cli import main
+from lmdp.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", *sys.argv[1:]]))

@@ -1,11 +1,17 @@
 """One thread per test process, as the processes share the cores; and no instructions that the machine only claims."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
+
+from lmdp.gradients import compiled
 
 torch.set_num_threads(1)
 
@@ -22,3 +28,29 @@ def _claims_tiles() -> bool:
 if ISA not in os.environ and _claims_tiles():
     tried = subprocess.run([sys.executable, "-c", SHORT_PRODUCTS], stderr=subprocess.DEVNULL, check=False)
     os.environ[ISA] = "ALL" if tried.returncode == 0 else "AVX512_CORE_FP16"
+
+# Laws that must hold with the compiled loops and without them.
+WIDTHS = [width for width in (64, 32, 16) if width <= (compiled.vector_bytes() or 0)]
+"""Of the vectors that this processor has; on some there is only one."""
+
+
+def _named(width: int | None) -> str:
+    return f"{width} bytes" if width else "PyTorch"
+
+
+@pytest.fixture(scope="module", params=[*WIDTHS, None], ids=_named)
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By compiled loops of every width, and by PyTorch."""
+    yield from _by(request.param)
+
+
+@pytest.fixture(scope="module", params=[*WIDTHS[:1], None], ids=_named)
+def widest_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By compiled loops, and by PyTorch."""
+    yield from _by(request.param)
+
+
+def _by(width: int | None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "vector_bytes", lambda: width)
+        yield

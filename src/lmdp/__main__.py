@@ -2,6 +2,6 @@
 
 import sys
 
-from lmdp.cli import main
+from lmdp.app.cli import main
 
 sys.exit(main())

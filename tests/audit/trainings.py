@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import lmdp
-from lmdp.audit.stage import Train
+from lmdp.audit.neighbours.training import Train
 from lmdp.models import ResNet18
 
 SIZE, COMMON = 8, 11

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lmdp.data import Images, Source, load, poisson_loader
+from lmdp.data import Images, Source, load
 from lmdp.data.splits import shuffled, split, split_per_class
 from lmdp.private.noise import Seeded
+from lmdp.private.sampling import poisson_loader
 from tests.data.files import random_images
 
 

@@ -18,11 +18,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lmdp import pipeline
 from lmdp.accounting import PrivacyStatement
-from lmdp.audit.instrument import read_embeddings
+from lmdp.app import pipeline
+from lmdp.app.config import Config
+from lmdp.app.runs import Checkpoint, RunFolder, load_model
+from lmdp.app.runs import checkpoint as checkpoints
 from lmdp.audit.results import AuditReport
-from lmdp.config import Config
 from lmdp.data import load
 from lmdp.data.celeba import read_attribute, read_partition
 from lmdp.data.cifar import LAYOUTS, members_of, parse_records
@@ -30,14 +31,13 @@ from lmdp.data.decode import Picture, decode
 from lmdp.data.download import Remote, _checked
 from lmdp.data.faces import read_landmarks
 from lmdp.data.idx import _unpacked, parse_idx
+from lmdp.data.records import read_object
 from lmdp.data.svhn import parse_mat
-from lmdp.fields import read_object
 from lmdp.layers import LayerMap
+from lmdp.membership.instrument import read_embeddings
 from lmdp.private.risk import error_rates_for
 from lmdp.report.audit_page import render as render_audit
 from lmdp.risk import RiskProfile
-from lmdp.runs import Checkpoint, RunFolder, load_model
-from lmdp.runs import checkpoint as checkpoints
 from tests.data import files
 from tests.fuzz import mutate as m
 from tests.private.test_engine import private
@@ -153,7 +153,7 @@ def read_checkpoint(path: Path) -> object:
     """As far as a resumed training takes it in."""
     found = checkpoints.decode(path.read_bytes(), str(path))
     engine, model, optimizer, _ = private(method="lm")
-    from lmdp.training import restore
+    from lmdp.app.training import restore
 
     restore(found, model, optimizer, engine)
     return engine.privacy_statement(1e-5)

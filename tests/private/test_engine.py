@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
 from lmdp.models import SCNN
-from tests.private.reference import layer_norms, one_by_one
+from tests.gradients.reference import layer_norms, one_by_one
 
 N, BATCH = 40, 8
 

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.gradients import generic
+from lmdp.gradients import rows as pieces
+from lmdp.gradients.rules import rule_for
 from lmdp.private.clipping import usable
-from lmdp.private.rules import generic, pieces, rule_for
 from lmdp.private.weights import BatchView, Private, mean_ratio, risk_factors, shares, unit
+from tests.gradients.reference import compare, quadratic, relative, split, taped
+from tests.gradients.test_rules import DOUBLE, Tokens, gram_norms, made
 from tests.private.probe import private_probe, step
-from tests.private.reference import compare, quadratic, relative, split, taped
-from tests.private.test_rules import DOUBLE, Tokens, gram_norms, made
 from tests.private.test_sensitivity import RISK
 from tests.private.test_weights import random_units
 

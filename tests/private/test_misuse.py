@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lmdp
-from lmdp.private.rules import conv, linear
+from lmdp.gradients import conv, linear
 from tests.private.test_engine import Small, data, private, train
 
 

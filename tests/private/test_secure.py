@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 import lmdp
-from lmdp.config import METHODS, Config
+from lmdp.app.config import METHODS, Config
 from lmdp.private.keystream import KeyStream
 from lmdp.private.noise import ROUND
 from lmdp.private.secure import Secure, SummedNoise

@@ -1,6 +1,6 @@
 """A whole seeded run by the command line, and what its folder holds: `python -m tests.record.folders OUT` makes it.
 
-    OUT/risk.json   OUT/lm/ (trained, audited)   OUT/half/ (stopped in mid-training, to be resumed)
+OUT/risk.json   OUT/lm/ (trained, audited)   OUT/half/ (stopped in mid-training, to be resumed)
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmdp.report import Story, Trained, figures, render, verdict
-from lmdp.report.reading import accuracy, wilson
+from lmdp.report.values import accuracy, wilson
 from tests.report import sample
 
 HOSTILE = (

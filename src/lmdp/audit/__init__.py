@@ -10,9 +10,9 @@ import types
 from typing import Any
 
 from lmdp.audit.epsilon import EpsilonBound, audit_epsilon
-from lmdp.audit.instrument import audit, audit_embeddings
-from lmdp.audit.neighbours import Finding, NeighbourReport, check_neighbours
+from lmdp.audit.neighbours.check import Finding, NeighbourReport, check_neighbours
 from lmdp.audit.results import AuditReport, Leak, Peak
+from lmdp.membership.instrument import audit, audit_embeddings
 
 __all__ = [
     "AuditReport",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lmdp.audit.stage import Train
+from lmdp.audit.neighbours.training import Train
 from lmdp.private.engine import PrivacyEngine
 
 

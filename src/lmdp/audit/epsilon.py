@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lmdp.accounting import AccountantName, PrivacyStatement
 from lmdp.audit.bounds import from_guesses, from_rates
 from lmdp.audit.canaries import lower_loss
-from lmdp.audit.stage import StagedEngine, Train, as_dataset, same_randomness, with_places
+from lmdp.audit.neighbours.training import StagedEngine, Train, as_dataset, same_randomness, with_places
 
 Method = Literal["repeated", "one-run"]
 Score = Callable[[Any, Any], float]

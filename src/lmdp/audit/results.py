@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmdp.audit.crossfit import Result
-from lmdp.audit.metrics import Interval, Metrics, roc
-from lmdp.fields import Fields
+from lmdp.data.records import Fields
+from lmdp.membership.crossfit import Result
+from lmdp.membership.metrics import Interval, Metrics, roc
 
 FORMAT = 1
 NOT_PRIVATE = (

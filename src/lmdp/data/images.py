@@ -65,6 +65,10 @@ class Images(Dataset[tuple[Tensor, int]]):
         at = torch.as_tensor(indices, dtype=torch.long)
         return Images(self.pixels[at], self.labels[at])
 
+    def examples_at(self, indices: Tensor) -> list[Tensor]:
+        """What a data loader would collate of these examples."""
+        return list(self.take(indices).tensors())
+
     def cut(self, n: int) -> tuple[Images, Images]:
         """The first `n` and the others, without copying."""
         return Images(self.pixels[:n], self.labels[:n]), Images(self.pixels[n:], self.labels[n:])

@@ -5,7 +5,7 @@ of per-example gradients; compiled holds their inner loops) → clipping (norms 
 (where w comes from) → step (sums, noise, release) → door (the user's optimizer) → engine (the API).
 """
 
-from lmdp.private.compatibility import make_compatible
+from lmdp.guards.modules import make_compatible
 from lmdp.private.engine import PrivacyEngine
 
 __all__ = ["PrivacyEngine", "make_compatible"]

@@ -11,18 +11,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lmdp.accounting import AccountantName, Ledger, Mechanism, PrivacyStatement, calibrate_noise
-from lmdp.data import PoissonLoader, poisson_loader, sample_rate_of
+from lmdp.gradients.capture import Tape
+from lmdp.gradients.describe import PrivatePlan, describe
+from lmdp.guards.modules import check_model, check_optimizer
 from lmdp.layers import LayerMap
 from lmdp.private import weights as w
 from lmdp.private.clipping import clipping
-from lmdp.private.compatibility import check_model, check_optimizer
 from lmdp.private.diagnostics import Diagnostics
-from lmdp.private.door import Door
 from lmdp.private.noise import Chance, Entropy, Seeded
-from lmdp.private.plan import PrivatePlan, describe
+from lmdp.private.optimizer import Door
 from lmdp.private.public import PublicProbe
 from lmdp.private.risk import error_rates_for
-from lmdp.private.run import (
+from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of
+from lmdp.private.secure import Secure
+from lmdp.private.statement import (
     SPENT,
     Run,
     all_reasons,
@@ -32,9 +34,7 @@ from lmdp.private.run import (
     standing_reasons,
     unnoised_state,
 )
-from lmdp.private.secure import Secure
 from lmdp.private.step import PrivateStep
-from lmdp.private.tape import Tape
 
 Criterion = Callable[[Any, Any], Tensor]
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmdp.private import compiled
+from lmdp.gradients import compiled
 from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
 
 _COINS, _NOISE = 0, 1

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from lmdp.gradients.capture import Tape
 from lmdp.private.clipping import Clipping
 from lmdp.private.step import batch_view, measure
-from lmdp.private.tape import Tape
 from lmdp.private.weights import BatchView
 
 PUBLIC_BATCH = 256

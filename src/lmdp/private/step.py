@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmdp.gradients.batch import Gradients
+from lmdp.gradients.capture import Tape
+from lmdp.gradients.precision import full_precision
+from lmdp.gradients.rows import dot_product, norm_floor
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
-from lmdp.private.gradients import Gradients
 from lmdp.private.noise import Chance
-from lmdp.private.precision import full_precision
-from lmdp.private.rules.pieces import dot_product, norm_floor
-from lmdp.private.tape import Tape
 from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
 
 

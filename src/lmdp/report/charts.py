@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.forest import Point, Row, forest
 from lmdp.report.lines import Dot, HeatRow, Line, heat, lines
-from lmdp.report.reading import (
+from lmdp.report.roc import Curve, Limit, roc
+from lmdp.report.scales import span
+from lmdp.report.svg import PAPER, Sheet, Style
+from lmdp.report.values import (
     Measured,
     beyond_layers,
     epsilon,
@@ -20,9 +23,6 @@ from lmdp.report.reading import (
     share,
     weights_over_steps,
 )
-from lmdp.report.roc import Curve, Limit, roc
-from lmdp.report.scales import span
-from lmdp.report.svg import PAPER, Sheet, Style
 
 if TYPE_CHECKING:
     from lmdp.audit.results import AuditReport

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report.html import listing, named, pairs, paragraph, section
-from lmdp.report.reading import epsilon, epsilon_text, finite, is_certified, small, standing
 from lmdp.report.svg import Style, el, text
+from lmdp.report.values import epsilon, epsilon_text, finite, is_certified, small, standing
 
 if TYPE_CHECKING:
     from lmdp.report.story import Trained

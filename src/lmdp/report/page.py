@@ -10,9 +10,9 @@ from lmdp.report import charts, tables
 from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.guarantee import guarantees
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
-from lmdp.report.judgement import verdict
-from lmdp.report.reading import accuracy, peak, small
 from lmdp.report.svg import Style, el, text
+from lmdp.report.values import accuracy, peak, small
+from lmdp.report.verdict import verdict
 
 if TYPE_CHECKING:
     from lmdp.audit.epsilon import EpsilonBound

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from lmdp.report.axes import Frame, across, room_for, upward
 from lmdp.report.lines import thin
-from lmdp.report.reading import small
 from lmdp.report.scales import Log
 from lmdp.report.svg import Sheet, Style, el, number
+from lmdp.report.values import small
 
 MOST_MARKS, MOST_POINTS = 9, 120
 

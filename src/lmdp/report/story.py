@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report.charts import figures
-from lmdp.report.judgement import verdict
 from lmdp.report.page import render
+from lmdp.report.verdict import verdict
 
 if TYPE_CHECKING:
     from lmdp.audit.epsilon import EpsilonBound

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from lmdp.report.reading import (
+from lmdp.report.svg import el, text
+from lmdp.report.values import (
     Estimate,
     Measured,
     accuracy,
@@ -17,7 +18,6 @@ from lmdp.report.reading import (
     peak_leak,
     standing,
 )
-from lmdp.report.svg import el, text
 
 if TYPE_CHECKING:
     from lmdp.audit.results import AuditReport

@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmdp.audit.attacks.output import scaled_confidence
-from lmdp.audit.attacks.probe import fit_mlp
-from lmdp.audit.calibration import averaged, calibrated
-from lmdp.audit.crossfit import Result, in_sample, require_enough
-from lmdp.audit.evidence import Evidence
-from lmdp.audit.examples import Examples, content_keys, gather, refuse_overlap
-from lmdp.audit.instrument import OUTPUT, Part, attack_controls, attack_layers, attack_output, collect, unheard
-from lmdp.audit.metrics import roc
-from lmdp.audit.representations import MEMORY_LIMIT, record
 from lmdp.audit.results import Leak
 from lmdp.layers import LayerMap
+from lmdp.membership.attacks.output import scaled_confidence
+from lmdp.membership.attacks.probe import fit_mlp
+from lmdp.membership.calibration import averaged, calibrated
+from lmdp.membership.crossfit import Result, in_sample, require_enough
+from lmdp.membership.evidence import Evidence
+from lmdp.membership.examples import Examples, content_keys, gather, refuse_overlap
+from lmdp.membership.instrument import OUTPUT, Part, attack_controls, attack_layers, attack_output, collect, unheard
+from lmdp.membership.metrics import roc
+from lmdp.membership.representations import MEMORY_LIMIT, record
 from lmdp.risk.profile import PROTOCOLS, LayerRisk, RiskProfile, ShadowSummary
 from lmdp.risk.shadow import Schedule, Shadow, halves, train_shadow
 

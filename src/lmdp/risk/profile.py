@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmdp.audit.metrics import Interval
 from lmdp.audit.results import Leak, table
-from lmdp.fields import Fields
+from lmdp.data.records import Fields
+from lmdp.membership.metrics import Interval
 
 FORMAT = 1
 PROTOCOLS = ("heldout", "paper")

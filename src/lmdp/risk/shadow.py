@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmdp.audit.instrument import Part, unheard
-from lmdp.audit.representations import evaluation
+from lmdp.membership.instrument import Part, unheard
+from lmdp.membership.representations import evaluation
 
 Progress = Callable[[str], None]
 

@@ -1,0 +1,197 @@
+"""What a run is made of: one flat table of named values, read from TOML, checked here and nowhere else."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+METHODS = ("sgd", "dpsgd", "autos", "psac", "perlayer", "naive-perlayer", "lm", "lm-optimal")
+SOURCES = ("private", "public", "fixed", "batch")
+PROTOCOLS = ("heldout", "paper")
+ACCOUNTANTS = ("rdp", "pld")
+NOISES = ("fast", "secure")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value may be, and what it means."""
+
+    kind: type
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    def check(self, key: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if self.kind is float and isinstance(value, int) and abs(value) < 2**53 and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, self.kind) or isinstance(value, bool):
+            raise ValueError(f"{key} is {value!r}; it must be {self.wanted}")
+        if not self._allowed(value):
+            raise ValueError(f"{key} is {value!r}; it must be {self.wanted}")
+        return value
+
+    def _allowed(self, value: Any) -> bool:
+        if self.kind is str:
+            writable = not any("\ud800" <= letter <= "\udfff" for letter in value)
+            return bool(value) and writable and (not self.choices or value in self.choices)
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return bool(above and below and abs(value) < math.inf)
+
+    def parse(self, key: str, text: str) -> Any:
+        """A value given on the command line."""
+        if self.optional and text in ("", "none"):
+            return None
+        if self.kind is str:
+            return self.check(key, text)
+        try:
+            value = self.kind(text)
+        except ValueError:
+            raise ValueError(f"{key} is {text!r}; it must be {self.wanted}") from None
+        return self.check(key, value)
+
+    @property
+    def wanted(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is str:
+            return "text, not empty"
+        noun = "a whole number" if self.kind is int else "a finite number"
+        low = "" if self.low == -math.inf else f" {'above' if self.open_low else 'of at least'} {self.low:g}"
+        high = "" if self.high == math.inf else f" {'below' if self.open_high else 'of at most'} {self.high:g}"
+        return noun + low + (" and" if low and high else "") + high
+
+
+def _text(default: Any, help: str, **rule: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(str, help, **rule)})
+
+
+def _number(default: Any, help: str, **rule: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(float, help, **rule)})
+
+
+def _whole(default: Any, help: str, **rule: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(int, help, **rule)})
+
+
+@dataclass(frozen=True)
+class Config:
+    """A resolved configuration. Making one checks every value; an unknown or impossible one is refused by name."""
+
+    model: str = _text("s-cnn", "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, or module:factory of your own")
+    data: str = _text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:FILE, folder:FOLDER")
+    shadow: str = _text("digits", "the public data on which risk is estimated: a SPEC")
+    size: int | None = _whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
+    channels: int | None = _whole(None, "1 (grey) or 3 (colour) channels", low=1, high=3, optional=True)
+
+    method: str = _text("lm", "how examples' gradients are bounded and combined; sgd is not private", choices=METHODS)
+    weights: str = _text("private", "where the layer weights of lm come from; batch is not certified", choices=SOURCES)
+    emphasis: float = _number(1.0, "r: how strongly a layer's risk counts", low=0, high=100)
+    risk: str | None = _text(None, "a risk.json for lm; without it every layer counts alike", optional=True)
+    public: str | None = _text(None, "public data for weights = public; the shadow data unless given", optional=True)
+    epsilon: float = _number(5.0, "the privacy budget", low=0, open_low=True)
+    delta: float = _number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
+    accountant: str = _text("rdp", "pld gives less noise for the same epsilon, and takes longer", choices=ACCOUNTANTS)
+    noise: str = _text(
+        "fast", "secure defends against attacks on the last bits of floating-point noise", choices=NOISES
+    )
+
+    epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
+    sample_rate: float = _number(0.01, "q: the chance of each example to be in a batch", low=0, open_low=True, high=1)
+    learning_rate: float = _number(0.1, "step size of the private methods", low=0, open_low=True)
+    sgd_learning_rate: float = _number(
+        0.05, "step size of method sgd, whose gradients have any length", low=0, open_low=True
+    )
+    momentum: float = _number(0.0, "momentum of SGD", low=0, high=1, open_high=True)
+    clip_norm: float = _number(1.0, "C: the most that one example may contribute", low=0, open_low=True)
+    max_physical_batch_size: int | None = _whole(
+        None, "hand batches out in parts of at most this many examples", low=1, optional=True
+    )
+    evaluate_every: int = _whole(1, "epochs between evaluations, each with a checkpoint", low=1)
+    keep_checkpoints: int = _whole(3, "how many checkpoints to keep", low=1, high=1000)
+    seed: int | None = _whole(
+        None, "makes a run reproducible, and therefore not certified", low=0, high=2**31 - 1, optional=True
+    )
+
+    shadow_models: int = _whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256)
+    shadow_epochs: int = _whole(100, "at most this many epochs for a shadow model", low=1, high=100_000)
+    protocol: str = _text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
+
+    def __post_init__(self) -> None:
+        for name, rule in RULES.items():
+            object.__setattr__(self, name, rule.check(name, getattr(self, name)))
+        if self.channels == 2:
+            raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
+        if self.noise == "secure" and self.seed is not None:
+            raise ValueError(f"seed is {self.seed}, but noise = secure draws noise that nobody can repeat; choose one")
+        if self.method == "lm-optimal" and self.weights not in ("public", "batch"):
+            raise ValueError(
+                f"weights is {self.weights!r}; method lm-optimal needs public (certified) or batch (not certified)"
+            )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], origin: str = "configuration") -> Config:
+        for key in values:
+            if key not in RULES:
+                near = difflib.get_close_matches(key, RULES, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(RULES)}."
+                raise ValueError(f"{origin}: unknown key {key!r}.{hint}")
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{origin}: {error}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Config:
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_bytes().decode("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is not TOML: {error}") from None
+        return cls.of(values, str(path))
+
+    def changed(self, **values: Any) -> Config:
+        return replace(self, **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is set; values that are none are left out."""
+        return {name: value for name in RULES if (value := getattr(self, name)) is not None}
+
+    def to_toml(self) -> str:
+        # JSON strings and numbers are TOML too, but for DEL, which JSON leaves as it is and TOML forbids.
+        values = {
+            key: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            for key, value in self.to_dict().items()
+        }
+        return "".join(f"{key} = {value}\n" for key, value in values.items())
+
+
+RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Config) if f.default is not MISSING}
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("lmdp.app.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """The values that a recipe sets: one that installs with the package, or a TOML file of your own."""
+    if name.endswith(".toml"):
+        return Config.load(name).to_dict()
+    if name not in recipe_names():
+        raise ValueError(f"recipe is {name!r}; it must be one of {', '.join(recipe_names())}, or a .toml file")
+    text = resources.files("lmdp.app.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

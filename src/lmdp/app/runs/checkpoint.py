@@ -1,0 +1,149 @@
+"""Checkpoints and models as safetensors: nothing in them is executed, and damage is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmdp.app.runs.files import write
+from lmdp.data.records import Fields
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A moment between two steps. `step` counts every step that has been charged to the budget."""
+
+    step: int
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """One safetensors file; its header carries the rest as JSON, and a digest of everything."""
+    from safetensors.torch import save
+
+    slots, state = _optimizer_tensors(checkpoint.optimizer)
+    tensors = {f"model/{name}": tensor for name, tensor in checkpoint.model.items()} | slots
+    tensors = _copied(tensors)
+    rest = json.dumps(
+        {
+            "format": FORMAT,
+            "step": checkpoint.step,
+            "optimizer": state,
+            "engine": checkpoint.engine,
+            "metrics": list(checkpoint.metrics),
+        }
+    )
+    return save(tensors, metadata={"state": rest, "digest": _digest(tensors, rest)})
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each with memory of its own, in the usual layout: safetensors refuses shared and strided ones."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def decode(raw: bytes, origin: str) -> Checkpoint:
+    """Refuses, with a ValueError, anything that is not byte for byte what `encode` made."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        (length,) = struct.unpack("<Q", raw[:8])
+        metadata = json.loads(raw[8 : 8 + length])["__metadata__"]
+        tensors = load(raw)
+        rest, digest = metadata["state"], metadata["digest"]
+        intact = digest == _digest(tensors, rest)
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+        raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
+    if not intact:
+        raise ValueError(f"{origin} is damaged: its content does not match its digest")
+    model = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    try:
+        state = Fields(json.loads(rest), origin)
+        state.format(FORMAT)
+        return Checkpoint(
+            state.integer("step", 0),
+            model,
+            _optimizer_state(state.mapping("optimizer"), tensors),
+            state.mapping("engine"),
+            [_row(row, origin) for row in state.items("metrics")],
+        )
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
+
+
+def _row(row: Any, origin: str) -> Mapping[str, Any]:
+    fields = Fields(row, f"{origin}: a row of metrics")
+    fields.integer("step", 0)
+    if "seconds" in row:
+        fields.seconds("seconds")
+    return dict(row)
+
+
+def _optimizer_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state dict as named tensors, and what else there is of it as JSON values."""
+    tensors, plain = {}, {}
+    for index, slots in state["state"].items():
+        for key, value in slots.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{index}/{key}"] = value
+            else:
+                plain[f"{index}/{key}"] = value
+    return tensors, {"plain": plain, "param_groups": state["param_groups"]}
+
+
+def _optimizer_state(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    found = {name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")}
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**found, **saved["plain"]}.items():
+        index, _, key = name.partition("/")
+        state.setdefault(int(index), {})[key] = value
+    return {"state": state, "param_groups": saved["param_groups"]}
+
+
+def _digest(tensors: Mapping[str, Tensor], rest: str) -> str:
+    digest = hashlib.sha256(rest.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def save_model(path: Path, model: torch.nn.Module) -> None:
+    from safetensors.torch import save
+
+    write(path, save(_copied(model.state_dict())))
+
+
+def load_model(path: Path, model: torch.nn.Module) -> None:
+    """Fill the model from a safetensors file of the same architecture; nothing in the file is executed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(path.read_bytes())
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable model ({error})") from None
+    mine = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if mine != theirs:
+        wrong = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+        first = wrong[0]
+        raise ValueError(
+            f"{path} is a model of another architecture: {len(wrong)} tensors differ, {first!r} is "
+            f"{theirs.get(first, 'absent')} there and {mine.get(first, 'absent')} here"
+        )
+    model.load_state_dict(tensors)

@@ -1,0 +1,179 @@
+"""A run folder: everything one training leaves behind, written so that a crash at any moment loses nothing.
+
+    config.toml  metrics.jsonl  model.safetensors  privacy.json  audit.json  report.html  checkpoints/
+
+Metrics appear together with the checkpoint they belong to, so nothing of a step that a crash discards has been seen
+anywhere. A checkpoint that was being written counts as seen: it is used if it is whole, and charged for if it is not.
+No file holds code: tensors are safetensors, the rest is TOML and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmdp.app.config import Config
+from lmdp.app.runs.checkpoint import Checkpoint, decode, encode
+from lmdp.app.runs.files import unfinished, write
+from lmdp.data.records import Fields
+
+Say = Callable[[str], None]
+_CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
+
+
+class RunFolder:
+    """The folder of one run. Open it with `claim`, which keeps a second process out."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    @property
+    def has_run(self) -> bool:
+        return (self / "config.toml").exists()
+
+    @property
+    def finished(self) -> bool:
+        return (self / "model.safetensors").exists()
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Make the folder if need be, and hold it for this process alone."""
+        from filelock import FileLock, Timeout
+
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; a run needs a folder. Choose another name.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in self.path.iterdir():
+            if path.is_symlink() and (path.is_dir() or path.name == ".lock"):
+                raise ValueError(f"{path} is a link: it would lead what is written out of the run folder. Remove it.")
+        lock = FileLock(self / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f"{self.path} is in use by another process. Wait for it, or choose another folder."
+            ) from None
+        try:
+            for path in [*unfinished(self.path), *unfinished(self / "figures")]:
+                path.unlink(missing_ok=True)
+            yield
+        finally:
+            if [path.name for path in self.path.iterdir()] == [".lock"]:  # nothing came of it: leave no trace
+                (self / ".lock").unlink()
+                self.path.rmdir()
+            lock.release()
+
+    def begin(self, config: Config) -> None:
+        """Write the configuration of a new run. Call `check` first, and begin when nothing can be refused any more."""
+        if not self.has_run:
+            write(self / "config.toml", config.to_toml())
+
+    def check(self, config: Config, *, resume: bool) -> None:
+        """Refuse a folder that holds a run, unless it is to be resumed with the same configuration."""
+        if not self.has_run:
+            return
+        if not resume:
+            raise ValueError(f"{self.path} holds a run already. Continue it with --resume, or choose another folder.")
+        saved = Config.load(self / "config.toml").to_dict()
+        now = config.to_dict()
+        if differing := {
+            key: (saved.get(key), now.get(key)) for key in {*saved, *now} if saved.get(key) != now.get(key)
+        }:
+            raise ValueError(f"{self.path} holds a run of another configuration; saved and given differ: {differing}")
+
+    def publish(self, checkpoint: Checkpoint, keep: int) -> None:
+        """Save a checkpoint, then the metrics up to it, then drop checkpoints beyond the newest `keep`."""
+        self._save(checkpoint)
+        self._write_metrics(checkpoint.metrics)
+        for _, old in self._checkpoints()[keep:]:
+            old.unlink(missing_ok=True)
+
+    def latest(self, say: Say, *, repeats: bool = False) -> Checkpoint | None:
+        """The newest checkpoint that is intact, charged with every step that was ever published.
+
+        Where a newer checkpoint is damaged, its steps are lost but they have been seen: they stay charged. One that
+        broke off while it was written is charged too, unless the run `repeats` itself exactly, as it does under a
+        seed: then its steps will show the same again.
+        """
+        whole, broken_off = self._checkpoints(), self._unfinished()
+        seen = whole if repeats else whole + broken_off
+        charged = max([step for step, _ in seen] + [self._last_step_in_metrics(), 0 if repeats else self._stated()])
+        for _, path in sorted(whole + broken_off, reverse=True):
+            try:
+                found = decode(path.read_bytes(), str(path))
+            except ValueError as error:
+                say(f"{error}. Going back to the checkpoint before it.")
+                continue
+            charged = max(charged, found.step)
+            if charged > found.step:
+                say(f"{charged - found.step} steps after the checkpoint are lost; they stay charged to the budget")
+            found = replace(found, step=charged, engine={**found.engine, "steps": charged})
+            if path.name != _name(charged):  # before anything goes that the charge can be known from
+                self._save(found)
+            self._write_metrics(found.metrics)
+            for _, old in broken_off:
+                old.unlink(missing_ok=True)
+            return found
+        if charged or self.finished:
+            raise ValueError(
+                f"{self.path}: {charged or 'all'} steps were made but no checkpoint is readable. Start a new run in "
+                "another folder; what this one has shown counts as spent."
+            )
+        return None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self / "metrics.jsonl"
+        if not path.exists():
+            return []
+        rows = []
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}: line {number} is not a JSON object")
+            rows.append(row)
+        return rows
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        folder = self / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        write(folder / _name(checkpoint.step), encode(checkpoint))
+
+    def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows and not (self / "metrics.jsonl").exists():
+            return
+        write(self / "metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def _stated(self) -> int:
+        """The steps that the privacy statement counts: it is written before anything that they paid for."""
+        path = self / "privacy.json"
+        return Fields.load(path, "a privacy statement").integer("steps", 0) if path.exists() else 0
+
+    def _last_step_in_metrics(self) -> int:
+        steps = [row.get("step") for row in self.metrics()]
+        return max((step for step in steps if isinstance(step, int)), default=0)
+
+    def _checkpoints(self) -> list[tuple[int, Path]]:
+        """Newest first."""
+        folder = self / "checkpoints"
+        found = [(_CHECKPOINT.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
+        return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+    def _unfinished(self) -> list[tuple[int, Path]]:
+        """Checkpoints that a killed process was writing."""
+        found = [(_CHECKPOINT.fullmatch(name), path) for path, name in unfinished(self / "checkpoints").items()]
+        return [(int(match[1]), path) for match, path in found if match]
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08}.safetensors"

@@ -1,0 +1,320 @@
+"""Train one model, privately or not, in a run folder: a loop that can be stopped at any step and continued."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lmdp.accounting import PrivacyStatement
+from lmdp.app.config import Config
+from lmdp.app.progress import Bar, Interrupted, Show
+from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
+from lmdp.app.tensorboard import Board
+from lmdp.data import EpochOrder
+from lmdp.private import PrivacyEngine
+
+NOT_PRIVATE = "method 'sgd' neither clips nor adds noise: it promises nothing"
+SECONDS_BETWEEN_EPSILONS = 2.0
+SHARE_OF_EPSILONS = 0.01
+"""Of the time of a training, at most, for epsilons that only the progress shows."""
+
+
+@dataclass
+class Job:
+    """What a training needs, whatever its method, and how far it is."""
+
+    config: Config
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader[Any]
+    engine: PrivacyEngine | None
+    total: int
+    _plain_steps: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self._plain_steps if self.engine is None else self.engine.steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.loader)
+
+    @property
+    def layer_weights(self) -> list[float] | None:
+        weights = None if self.engine is None else self.engine.layer_weights
+        return None if weights is None else list(weights)
+
+    def epsilon(self) -> float | None:
+        return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
+
+    def begin_step(self) -> None:
+        """Dropout, which needs no secrecy, follows from the seed and the step: a resumed run repeats it."""
+        words = np.random.SeedSequence([self.config.seed or 0, self.steps]).generate_state(1)
+        torch.manual_seed(int(words[0]))
+
+    def step(self, inputs: Tensor, labels: Tensor) -> None:
+        self.model.train()
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(laid_out(inputs, self.model)), labels).backward()
+        self.optimizer.step()
+        self._plain_steps += 1
+
+    def statement(self) -> PrivacyStatement:
+        if self.engine is not None:
+            return self.engine.privacy_statement(self.config.delta)
+        size = len(self.loader.dataset)  # type: ignore[arg-type]
+        batch = self.loader.batch_size or 1
+        return PrivacyStatement(
+            epsilon=math.inf if self.steps else 0.0,
+            delta=self.config.delta,
+            accountant="none",
+            sampling="shuffled batches of fixed size",
+            noise_multiplier=0.0,
+            sample_rate=batch / size,
+            expected_batch_size=batch,
+            steps=self.steps,
+            clip_norm=math.inf,
+            sensitivity=math.inf,
+            method="sgd",
+            weight_source="none",
+            noise_source="none",
+            reasons=(NOT_PRIVATE,),
+        )
+
+    def checkpoint(self, metrics: list[dict[str, Any]]) -> Checkpoint:
+        engine = {"steps": self.steps} if self.engine is None else self.engine.state_dict()
+        return Checkpoint(self.steps, self.model.state_dict(), self.optimizer.state_dict(), engine, metrics)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        restore(checkpoint, self.model, self.optimizer, self.engine)
+        self._plain_steps = checkpoint.step
+
+
+def restore(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, engine: PrivacyEngine | None
+) -> None:
+    """Bring a training to a checkpoint. One of another training, or a forged one, is refused with a ValueError."""
+    try:
+        model.load_state_dict(dict(checkpoint.model))
+        optimizer.load_state_dict(dict(checkpoint.optimizer))
+        if engine is not None:
+            engine.load_state_dict(checkpoint.engine)
+    except (RuntimeError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"the checkpoint after step {checkpoint.step} does not fit this run ({reason})") from error
+
+
+def prepare(
+    config: Config,
+    model: nn.Module,
+    private: Dataset[Any],
+    *,
+    risk: Any,
+    public: Any,
+    engine: PrivacyEngine | None = None,
+) -> Job:
+    """Model, optimizer and loader for the configured method; the noise is calibrated here."""
+    size = len(private)  # type: ignore[arg-type]
+    batch = max(1, round(config.sample_rate * size))
+    rate = config.sgd_learning_rate if config.method == "sgd" else config.learning_rate
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum)
+    loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
+    per_epoch = math.ceil(size / batch)
+    total = math.ceil(config.epochs * per_epoch - 1e-9)
+    if config.method == "sgd":
+        order = EpochOrder(size, batch, config.seed or 0)
+        job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total)
+        order.position = lambda: job.steps
+        return job
+    secure = config.noise == "secure"
+    engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        target_epsilon=config.epsilon,
+        target_delta=config.delta,
+        epochs=config.epochs,
+        max_grad_norm=config.clip_norm,
+        method=config.method,
+        risk=risk,
+        emphasis=config.emphasis,
+        public_data=public,
+        max_physical_batch_size=config.max_physical_batch_size,
+        seed=config.seed,
+        **options,
+    )
+    return Job(config, model, optimizer, loader, engine, total)
+
+
+def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> PrivacyStatement:
+    """Train to the end (from the newest checkpoint, if there is one), and leave model and privacy statement behind."""
+    metrics = _restored(job, folder, show)
+    clock = Clock(float(metrics[-1].get("seconds", 0.0)) if metrics else 0.0)
+    label = f"train {job.config.method}"
+    with (
+        torch.random.fork_rng(devices=[]),
+        show.bar(label, job.total) as bar,
+        stop_signals() as stop,
+        Board(folder.path, job.steps) as board,
+    ):
+        for _ in _steps(job):
+            clock.draw(bar, job)
+            if _evaluation_due(job) or stop.is_set():
+                metrics.append(_row(job, test, clock))
+                _publish(job, folder, metrics, board)
+                bar.to(job.steps, _summary(metrics[-1]))
+            if stop.is_set() and job.steps < job.total:
+                raise Interrupted(f"stopped after step {job.steps} of {job.total}; the run can be resumed")
+        if not metrics or metrics[-1]["step"] < job.steps:  # the last steps were lost, and there are none left
+            metrics.append(_row(job, test, clock))
+            _publish(job, folder, metrics, board)
+    statement = job.statement()
+    if job.engine is not None:
+        job.engine.detach()
+    save_model(folder / "model.safetensors", job.model)
+    return statement
+
+
+def run_through(job: Job) -> nn.Module:
+    """Train to the end without keeping anything but the model."""
+    for _ in _steps(job):
+        pass
+    return job.model
+
+
+def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
+    """Bring the job to the newest checkpoint, and return the metrics up to there.
+
+    A new run saves its untrained model, which costs nothing, so that there is always a checkpoint to go back to.
+    """
+    found = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
+    if found is None:
+        write_json(folder / "privacy.json", job.statement().to_dict())
+        folder.publish(job.checkpoint([]), job.config.keep_checkpoints)
+        return []
+    job.restore(found)
+    if job.steps or found.metrics:
+        show.say(f"continuing after step {job.steps} of {job.total}")
+    return [dict(row) for row in found.metrics]
+
+
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        parts = zip(inputs.split(500), labels.split(500))
+        right = sum(int((model(laid_out(x, model)).argmax(1) == y).sum()) for x, y in parts)
+    model.train(was_training)
+    return right / len(labels)
+
+
+def laid_out(inputs: Tensor, model: nn.Module) -> Tensor:
+    """Images in the memory format of the model: poolings and convolutions can be twice as fast with channels last."""
+    weights = (module.weight for module in model.modules() if isinstance(module, nn.Conv2d))
+    last = any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)
+    return inputs.contiguous(memory_format=torch.channels_last) if last and inputs.dim() == 4 else inputs
+
+
+def _steps(job: Job) -> Iterator[int]:
+    """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step."""
+    begun = -1
+    while job.steps < job.total:
+        for inputs, labels in job.loader:
+            before = job.steps
+            if begun < before:
+                begun = before
+                job.begin_step()
+            job.step(inputs, labels)
+            if job.steps > before:
+                yield job.steps
+            if job.steps >= job.total:
+                return
+
+
+def _evaluation_due(job: Job) -> bool:
+    return job.steps == job.total or job.steps % (job.config.evaluate_every * job.steps_per_epoch) == 0
+
+
+def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str, Any]:
+    """One line of metrics.jsonl. Nothing in it depends on private data except through released values."""
+    return {
+        "step": job.steps,
+        "epoch": job.steps / job.steps_per_epoch,
+        "epsilon": job.epsilon(),
+        "test_accuracy": None if test is None else accuracy(job.model, *test),
+        "test_examples": None if test is None else len(test[1]),
+        "layer_weights": job.layer_weights,
+        "seconds": round(clock.seconds),
+    }
+
+
+def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: Board) -> None:
+    """The statement first: what is spent is on record before anything that it paid for can be seen."""
+    write_json(folder / "privacy.json", job.statement().to_dict())
+    folder.publish(job.checkpoint(metrics), job.config.keep_checkpoints)
+    board.add(metrics[-1])
+
+
+def _summary(row: dict[str, Any]) -> str:
+    parts = []
+    if row["epsilon"] is not None:
+        parts.append(f"epsilon {row['epsilon']:.2f}")
+    if row["test_accuracy"] is not None:
+        parts.append(f"test accuracy {row['test_accuracy']:.1%}")
+    return ", ".join(parts)
+
+
+class Clock:
+    """Seconds of training so far, over all sessions of a run; asks for epsilon only now and then."""
+
+    def __init__(self, before: float) -> None:
+        self._start = time.monotonic() - before
+        self._next = time.monotonic() + SECONDS_BETWEEN_EPSILONS
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def draw(self, bar: Bar, job: Job) -> None:
+        begun = time.monotonic()
+        text = ""
+        if begun > self._next and job.config.accountant == "rdp" and job.engine is not None:
+            text = f"epsilon {job.epsilon():.2f}"
+            done = time.monotonic()
+            self._next = done + max(SECONDS_BETWEEN_EPSILONS, (done - begun) / SHARE_OF_EPSILONS)
+        bar.to(job.steps, text)
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask the loop to stop after the current step; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, _: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,216 @@
+"""One whole training on neighbouring datasets, with shared randomness: what does one example move?
+
+Four runs on the same draws, noise and initial weights:
+
+    without   the dataset                          with    the dataset and the outlier, drawn in every step
+    empty     every draw comes out empty           alone   every draw holds the outlier and nothing else
+
+(with, without) and (alone, empty) are neighbours. `without` leads: its released values are put in place of those of
+the others, so that every step is compared at equal parameters, weights and optimizer state. What is then released may
+differ by at most the sensitivity, since the noise is the same and cancels; all else that leaves must not differ at all.
+with − without − alone + empty is what the outlier did to the *other* examples' contributions: nothing, if none meet.
+
+The whole of it is measured from outside, on what `release` gives out: nothing inside has to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lmdp.audit.neighbours.compare import judge
+from lmdp.audit.neighbours.result import Finding, NeighbourReport
+from lmdp.audit.neighbours.training import StagedEngine, Train, as_dataset, content, heard, same_randomness, with_places
+from lmdp.private.noise import Noise
+from lmdp.private.statement import Run, fingerprints
+from lmdp.private.weights import Private
+
+__all__ = ["Finding", "NeighbourReport", "check_neighbours"]
+
+
+def check_neighbours(
+    train: Train, dataset: Any, outlier: Any, *, seed: int = 0, tolerance: float | None = None
+) -> NeighbourReport:
+    """Run a training with and without one example, and compare all that leaves it with what its statement promises.
+
+    train      train(engine, dataset): builds everything, calls engine.make_private and runs the loop; a few steps are
+               enough. What it returns counts as published
+    dataset    the common examples: a dataset, or a tuple of tensors
+    outlier    one more example, as extreme as you can think of: huge, aligned with the others, zero, NaN
+    tolerance  for rounding, in units of the sensitivity: 1e-3 in float32 and 1e-6 in float64 unless given
+
+    Use a model in float64 if you can (`model.double()`): rounding in float32 hides small influences between examples.
+    Dropout draws one mask for the whole batch, which cannot be shared between batches of different size: switch it off.
+    A pass means that this example, in this training, was bounded as stated. It is a test and not a proof.
+    """
+    common = as_dataset(dataset)
+    leader = _run(train, common, outlier, "without", seed, None)
+    others = [_run(train, common, outlier, name, seed, leader) for name in ("with", "alone", "empty")]
+    records = [leader, *others]
+    if leader.error is not None and all(record.error == leader.error for record in records):
+        assert leader.raised is not None
+        raise leader.raised
+    return judge({record.name: record for record in records}, tolerance)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the privacy statement of the run says, and what the accountant is told."""
+
+    method: str
+    weight_source: str
+    noise_multiplier: float
+    sensitivity: float
+    expected_batch_size: float
+    statistic_share: float
+
+
+@dataclass(frozen=True)
+class Release:
+    """One step: what it started from, and what it gave out."""
+
+    state: str
+    gradient: Tensor
+    statistic: Tensor | None
+    weights: tuple[float, ...] | None
+    noise_drawn: list[int]
+
+
+@dataclass
+class Record:
+    """One run as an outsider sees it (and the released values, before they were replaced by the leader's)."""
+
+    name: str
+    releases: list[Release] = field(default_factory=list)
+    gradients: list[list[Tensor]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    returned: Any = None
+    final_state: str = ""
+    stated: Stated | None = None
+    saved: str = ""
+    steps: int = 0
+    dtype: torch.dtype = torch.float32
+    error: str | None = None
+    raised: BaseException | None = None
+
+
+def _run(train: Train, common: Any, outlier: Any, name: str, seed: int, leader: Record | None) -> Record:
+    size, present = len(common), name in ("with", "alone")
+    record = Record(name)
+    engine = _Watched(seed, _selection(name, size), record, leader)
+    with same_randomness(seed), heard() as said:
+        try:
+            record.returned = content(train(engine, with_places(common, [outlier], [present])))
+        except Exception as error:  # whatever it is: that it depends on one example is what matters
+            record.error, record.raised = f"{type(error).__name__}: {error}", error
+    record.said = said
+    if engine.attached:
+        engine.finish()
+    elif record.raised is None:
+        raise ValueError("train() never called engine.make_private on the engine that it was given")
+    return record
+
+
+def _selection(name: str, size: int) -> Callable[[Tensor], Tensor]:
+    def select(drawn: Tensor) -> Tensor:
+        common = drawn[drawn < size] if name in ("with", "without") else drawn[:0]
+        return torch.cat([common, torch.tensor([size])]) if name in ("with", "alone") else common
+
+    return select
+
+
+class _Watched(StagedEngine):
+    """Records every release; a follower then goes on with the leader's values in place of its own."""
+
+    def __init__(self, seed: int, select: Callable[[Tensor], Tensor], record: Record, leader: Record | None) -> None:
+        super().__init__(seed, select)
+        self._record, self._leader = record, leader
+
+    def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        three = super().make_private(**options)
+        _refuse_dropout(three[0])
+        run = self._attached
+        self._record.dtype = run.tape.dtype
+        self._record.stated = _stated(run)
+        release = run.step.release
+        run.step.release = lambda number: self._around(release, number)  # type: ignore[method-assign]
+        noise = run.step.chance.noise
+        run.step.chance.noise = lambda step: self._lend(noise(step))  # type: ignore[method-assign]
+        if isinstance(run.step.source, Private):
+            observe = run.step.source.observe
+            run.step.source.observe = lambda noisy_sum: observe(self._hear(noisy_sum))  # type: ignore[method-assign]
+        self._statistic: Tensor | None = None
+        return three
+
+    def finish(self) -> None:
+        record = self._record
+        record.final_state = self._state()
+        record.saved = repr(self.state_dict())
+        record.steps = self.steps
+
+    def _lend(self, noise: Noise) -> Noise:
+        self._lent.append(noise)
+        return noise
+
+    def _around(self, release: Callable[[int], None], number: int) -> None:
+        state, parameters = self._state(), list(self._attached.tape.canonical_parameters.values())
+        self._statistic = None
+        self._lent: list[Noise] = []
+        release(number)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        self._record.gradients.append([g.clone() for g in gradients])
+        self._record.releases.append(
+            Release(
+                state,
+                torch.cat([g.detach().flatten().double() for g in gradients]),
+                self._statistic,
+                self.layer_weights,
+                [noise.drawn for noise in self._lent],
+            )
+        )
+        at = len(self._record.releases) - 1
+        if self._leader is not None and at < len(self._leader.gradients):
+            for parameter, lead in zip(parameters, self._leader.gradients[at]):
+                parameter.grad = lead.clone()
+
+    def _hear(self, value: Tensor) -> Tensor:
+        """The released statistic: noted, and replaced by the leader's."""
+        self._statistic = value.detach().clone()
+        at = len(self._record.releases)
+        lead = self._leader.releases[at].statistic if self._leader and at < len(self._leader.releases) else None
+        return value if lead is None else lead.clone()
+
+    def _state(self) -> str:
+        """Parameters, buffers, and what the optimizer remembers."""
+        run = self._attached
+        held = [content(state) for state in run.door.optimizer.state.values()]
+        return repr((fingerprints(run.tape.model.state_dict().items()), held))
+
+
+def _stated(run: Run) -> Stated:
+    source = run.step.source
+    return Stated(
+        method=run.step.clipping.name,
+        weight_source="none" if source is None else source.name,
+        noise_multiplier=run.ledger.mechanism.noise_multiplier,
+        sensitivity=run.step.clipping.sensitivity,
+        expected_batch_size=run.expected_batch_size,
+        statistic_share=0.0 if source is None else source.share,
+    )
+
+
+def _refuse_dropout(model: nn.Module) -> None:
+    kinds = nn.modules.dropout._DropoutNd
+    active = [name for name, m in model.named_modules() if isinstance(m, kinds) and m.training and m.p > 0]
+    inside = [name for name, m in model.named_modules() if getattr(m, "dropout", 0) and isinstance(m, nn.RNNBase)]
+    inside += [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention) and m.dropout and m.training]
+    if active or inside:
+        raise ValueError(
+            f"modules {active + inside} drop out at random, with one mask for the whole batch; it cannot be shared by "
+            "batches of different size. Build the model with dropout 0 for this check: it changes no sensitivity."
+        )

@@ -1,0 +1,144 @@
+"""A training that can be run again with one example more or less, everything else being equal.
+
+An example that is not there keeps its place: the dataset has the same length in both worlds, its place is held by a
+copy of the first example, and no draw ever takes it. So the sampling rate and the number of steps, which count as
+public, are equal, and a training that looks at the whole dataset (to normalise it, say) is caught looking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lmdp.accounting import AccountantName
+from lmdp.private.engine import PrivacyEngine
+from lmdp.private.sampling import PoissonLoader, PoissonSampler
+from lmdp.private.statement import fingerprints
+
+Train = Callable[[PrivacyEngine, Dataset[Any]], Any]
+"""A whole training: builds model, optimizer and loader, calls `engine.make_private`, runs the loop, and returns what is
+to be published (or None)."""
+
+
+class StagedEngine(PrivacyEngine):
+    """An engine whose randomness is fixed and whose Poisson draws pass through `select`. Never certified: seeded."""
+
+    def __init__(self, seed: int, select: Callable[[Tensor], Tensor], accountant: AccountantName = "rdp") -> None:
+        super().__init__(accountant)
+        self._seed, self._select = seed, select
+
+    def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        module, optimizer, loader = super().make_private(**(options | {"seed": self._seed}))
+        if not isinstance(loader, PoissonLoader):
+            raise ValueError("poisson_sampling is False; this check is about Poisson batches. Leave it at True.")
+        sampler = loader.batch_sampler
+        assert isinstance(sampler, PoissonSampler)
+        draw = sampler.draw
+        sampler.draw = lambda number: self._select(draw(number))  # type: ignore[method-assign]
+        return module, optimizer, loader
+
+    @property
+    def attached(self) -> bool:
+        return self._run is not None
+
+
+class _Places(Dataset[Any]):
+    """A dataset followed by more examples."""
+
+    def __init__(self, dataset: Dataset[Any], size: int, more: Sequence[Any]) -> None:
+        self._dataset, self._size, self._more = dataset, size, more
+
+    def __len__(self) -> int:
+        return self._size + len(self._more)
+
+    def __getitem__(self, at: int) -> Any:
+        return self._dataset[at] if at < self._size else self._more[at - self._size]
+
+
+def as_dataset(data: Any) -> Dataset[Any]:
+    """A dataset, or a tuple of tensors as one. Refuses an empty one."""
+    if isinstance(data, tuple | list) and data and all(isinstance(part, Tensor) for part in data):
+        data = TensorDataset(*data)
+    if not isinstance(data, Dataset) or not hasattr(data, "__len__"):
+        raise TypeError(f"dataset is a {type(data).__name__}; pass a dataset with a length, or a tuple of tensors")
+    if len(data) == 0:
+        raise ValueError("the dataset is empty; a neighbour differs from it in one example, so it needs at least 1")
+    return data
+
+
+def with_places(dataset: Dataset[Any], extras: Sequence[Any], present: Sequence[bool]) -> Dataset[Any]:
+    """The dataset with a place for each extra example; the place of an absent one holds a copy of the first example."""
+    size = len(dataset)  # type: ignore[arg-type]
+    first = dataset[0]
+    held = [extra if here else first for extra, here in zip(extras, present)]
+    if isinstance(dataset, TensorDataset) and all(isinstance(extra, tuple | list) for extra in extras):
+        columns = [torch.stack([torch.as_tensor(one[k]) for one in held]) for k in range(len(dataset.tensors))]
+        return TensorDataset(*[torch.cat([t, c.to(t.dtype)]) for t, c in zip(dataset.tensors, columns)])
+    return _Places(dataset, size, held)
+
+
+@contextlib.contextmanager
+def same_randomness(seed: int) -> Iterator[None]:
+    """Global generators (initial weights, shuffles of public data) start alike, and are put back afterwards."""
+    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' code may draw from it
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numeric)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """Everything printed, logged or warned about, in order of kind."""
+    lines: list[str] = []
+    text, log = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(log)
+    root, always = logging.getLogger(), torch.is_warn_always_enabled()
+    root.addHandler(handler)
+    torch.set_warn_always(True)  # a warning given once per process would be heard in the first run only
+    try:
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            contextlib.redirect_stdout(text),
+            contextlib.redirect_stderr(text),
+        ):
+            warnings.simplefilter("always")
+            yield lines
+    finally:
+        torch.set_warn_always(always)
+        root.removeHandler(handler)
+        lines += [*text.getvalue().splitlines(), *log.getvalue().splitlines(), *(str(w.message) for w in warned)]
+
+
+def content(value: Any) -> Any:
+    """A value that is equal for equal content: what `train` returns is compared by it."""
+    if isinstance(value, nn.Module):
+        return fingerprints(value.state_dict().items())
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        tensor = torch.as_tensor(value)
+        return (tuple(tensor.shape), str(tensor.dtype), fingerprints([("", tensor)])[""])
+    if isinstance(value, Mapping):
+        return {key: content(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [content(part) for part in value]
+    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        return repr(value)
+    raise TypeError(
+        f"train returned a {type(value).__name__}, which cannot be compared. Return what is published as numbers, "
+        "text, tensors, modules, or lists, tuples and dicts of them; or return None."
+    )

@@ -1,7 +1,0 @@
-"""Speed and memory of one private step against non-private SGD and other libraries, in one run."""
-
-from lmdp.bench.growth import growth
-from lmdp.bench.run import plans, run
-from lmdp.bench.table import growth_text, table
-
-__all__ = ["growth", "growth_text", "plans", "run", "table"]

@@ -1,0 +1,306 @@
+"""Convolutions in one, two and three dimensions, with any stride, padding mode, dilation and groups.
+
+A convolution is a linear layer on patches. Example i's weight gradient is G_iᵀ P_i, with patches P_i [T, k·C] and
+output gradient G_i [T, out] over T output positions. Two rules; the plan chooses:
+
+    formed  by a compiled loop; where there is none, patches are unfolded a few examples at a time into one buffer and
+            multiplied. The gradients are kept.
+    gram    norms from Gram matrices of positions. The Gram matrix of patches is a sum of shifted copies of the Gram
+            matrix of pixels, so patches are never written; the sum is the native weight-gradient kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmdp.gradients import compiled
+from lmdp.gradients.plan import Sizes
+from lmdp.gradients.rows import (
+    Factored,
+    Piece,
+    Rows,
+    Stored,
+    Use,
+    chunks,
+    gram_squared_norms,
+    joined,
+    kept_blocks,
+    natively,
+)
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def piece(use: Use) -> Piece:
+    geometry = Geometry.of(cast(Conv, use.module), use.trainable)
+    x, g = use.input, use.output_grad
+    if x.dim() != 2 + len(geometry.kernel):
+        raise ValueError(f"a convolution got an input of shape {tuple(x.shape)}; it must have a batch dimension first")
+    if geometry.weight and (geometry.groups > 1 or not use.prefers_gram(geometry.sizes(x, g))):
+        return geometry.form(x, g)
+    norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
+    if geometry.weight:
+        pixels = max(x.shape[2:].numel() // math.prod(geometry.stride), g.shape[2:].numel())
+        norms = norms + joined([geometry.gram_norms(x[some], g[some]) for some in chunks(len(x), pixels**2)])
+    return Factored(norms, x, g, geometry.contract, geometry.form)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The numbers of a convolution, and what they imply."""
+
+    weights: Tensor
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    mode: str
+    groups: int
+    weight: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, module: Conv, trainable: frozenset[str]) -> Geometry:
+        dilation, kernel = tuple(module.dilation), tuple(module.kernel_size)
+        if module.padding == "same":
+            reach = [d * (k - 1) for d, k in zip(dilation, kernel)]
+            padding = tuple((r // 2, r - r // 2) for r in reach)
+        elif module.padding == "valid":
+            padding = tuple((0, 0) for _ in kernel)
+        else:
+            padding = tuple((int(p), int(p)) for p in module.padding)
+        return cls(
+            module.weight.detach(),
+            kernel,
+            tuple(module.stride),
+            dilation,
+            padding,
+            module.padding_mode,
+            module.groups,
+            "weight" in trainable,
+            "bias" in trainable,
+        )
+
+    @property
+    def channels(self) -> int:
+        """Input channels per group."""
+        return self.weights.shape[1]
+
+    def sizes(self, x: Tensor, g: Tensor) -> Sizes:
+        """For the choice of a rule. A strided convolution has a Gram matrix of pixels for every phase of its stride."""
+        return Sizes(
+            positions=g.shape[2:].numel(),
+            features=self.channels * math.prod(self.stride) + g.shape[1],
+            weights=self.weights.numel(),
+            factors=x[0].numel() + g[0].numel(),
+            batch_size=len(x),
+            bytes_each=x.element_size(),
+        )
+
+    def padded(self, x: Tensor) -> Tensor:
+        flat = [side for pair in reversed(self.padding) for side in pair]
+        if not any(flat):
+            return x
+        return F.pad(x, flat, mode="constant" if self.mode == "zeros" else self.mode)
+
+    def contract(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
+        """Sums of the gradients of a batch under each row of `scales` [S, B]."""
+        if len(scales) == 2 and self.weight and self.groups == 1 and compiled.applies(x, g):
+            return self._both_sums(x, g, scales)
+        return natively(self._summed)(x, g, scales)
+
+    def _both_sums(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
+        """Every gradient is formed once, and added to both."""
+        weights = compiled.patch_sums(*self._walked(x, g), scales).view(2, *self.weights.shape)
+        biases = scales @ g.flatten(2).sum(2) if self.bias else weights
+        return [dict(zip(("weight", "bias"), pair[: 1 + self.bias])) for pair in zip(weights, biases)]
+
+    def _summed(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """Summed gradient of a whole batch, by the native kernel."""
+        symmetric = self.mode == "zeros" and all(a == b for a, b in self.padding)
+        _, weight, bias = torch.ops.aten.convolution_backward(
+            g,
+            x if symmetric else self.padded(x),
+            self.weights,
+            [len(self.weights)],
+            self.stride,
+            [a for a, _ in self.padding] if symmetric else [0] * len(self.kernel),
+            self.dilation,
+            False,
+            [0] * len(self.kernel),
+            self.groups,
+            [False, self.weight, self.bias],
+        )
+        return {name: sums for name, sums in (("weight", weight), ("bias", bias)) if name in self.trained}
+
+    @property
+    def trained(self) -> set[str]:
+        return {name for name, yes in (("weight", self.weight), ("bias", self.bias)) if yes}
+
+    def form(self, x: Tensor, g: Tensor) -> Stored:
+        """Per-example gradients, kept."""
+        if self.weight and compiled.applies(x, g):
+            return Stored(self._compiled_rows(x, g))
+        rows = {}
+        if self.weight:
+            rows["weight"] = Rows.gather(self._unfolded(x, g), self._restore_unfolded)
+        if self.bias:
+            rows["bias"] = Rows.of(g.flatten(2).sum(2))
+        return Stored(rows)
+
+    def _compiled_rows(self, x: Tensor, g: Tensor) -> dict[str, Rows]:
+        """By the compiled loop, to which every group of an example is an example: [B · groups, C · k · out]."""
+        batch, groups = len(x), self.groups
+        blocks = kept_blocks(batch, self.weights.numel())
+        formed = compiled.patch_rows(
+            *self._walked(x, g),
+            [slice(groups * some.start, groups * some.stop) for some in blocks],
+            bias=self.bias,
+        )
+        norms = formed.squared_norms.view(batch, groups).sum(1)
+        kept = tuple(block.view(-1, self.weights.numel()) for block in formed.blocks)
+        rows = {"weight": Rows(kept, norms, self._restore_compiled)}
+        return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias.view(batch, -1))}
+
+    def _walked(self, x: Tensor, g: Tensor) -> tuple[compiled.Walk, Tensor, Tensor]:
+        """How the compiled loops read the images; images and output gradients [B · groups, …] as they read them."""
+        x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), ((0, 0),) * len(self.kernel))
+        x, g = (t if self.groups == 1 and _channels_last(t) else t.contiguous() for t in (x, g))
+        x, g = (t if self.groups == 1 else t.view(len(t) * self.groups, -1, *t.shape[2:]) for t in (x, g))
+        first = x.is_contiguous()
+        return _walk(self.kernel, self.stride, self.dilation, padding, x.shape[1:], g.shape[2:], first), x, g
+
+    def _restore_compiled(self, rows: Tensor) -> Tensor:
+        shaped: Tensor = rows.unflatten(-1, (self.groups, self.channels, *self.kernel, -1))
+        return shaped.movedim(-1, rows.dim()).flatten(rows.dim() - 1, rows.dim())
+
+    def _unfolded(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
+        """Weight gradients [b, groups · out · k · C] of a few examples at a time, by PyTorch."""
+        room, positions = None, g.shape[2:].numel()
+        for some in chunks(len(x), self.groups * self.weights[0].numel() * positions):
+            image = self.padded(x[some]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
+            view = image.movedim(-2, 1)
+            for axis, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation)):
+                view = view.unfold(2 + axis, (k - 1) * d + 1, s)[..., ::d]
+            view = view.movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
+            room = view.new_empty(view.shape) if room is None else room[: len(view)]
+            patches = room.copy_(view).view(len(view) * self.groups, positions, -1)
+            outputs = g[some].reshape(len(view) * self.groups, -1, positions)
+            yield torch.bmm(outputs, patches).view(len(view), -1)
+
+    def _restore_unfolded(self, rows: Tensor) -> Tensor:
+        shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel, self.channels))
+        return shaped.movedim(-1, rows.dim())
+
+    def gram_norms(self, x: Tensor, g: Tensor) -> Tensor:
+        """Squared norms of the weight gradients of a convolution without groups."""
+        gradient = g.flatten(2)
+        gram_g = torch.bmm(gradient.transpose(1, 2), gradient)
+        return gram_squared_norms(x, g, self._patch_gram(x, g.shape[2:]), gram_g)
+
+    def _patch_gram(self, x: Tensor, out: torch.Size) -> Tensor:
+        """Gram matrices [B, T, T] of patches: shifted copies of those of pixels, one axis after the other.
+
+        Of a strided convolution, each position of the kernel reads pixels of one phase only: those that are a multiple
+        of the stride apart.
+        """
+        if self.mode != "zeros":
+            x = self.padded(x)
+        before = [a if self.mode == "zeros" else 0 for a, _ in self.padding]
+        total: Tensor | None = None
+        for phase in itertools.product(*map(range, self.stride)):
+            starts = [
+                [at // s for at in (k * d - b for k in range(size)) if at % s == p]
+                for size, d, s, b, p in zip(self.kernel, self.dilation, self.stride, before, phase)
+            ]
+            every = tuple(slice(p, None, s) for p, s in zip(phase, self.stride))
+            pixels = x[:, :, *every]
+            if all(starts) and pixels.numel():
+                gram = _shifted_gram(pixels, starts, out)
+                total = gram if total is None else total.add_(gram)
+        shape = (len(x), out.numel(), out.numel())
+        return x.new_zeros(shape) if total is None else total.reshape(shape)
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.movedim(1, -1).is_contiguous()
+
+
+@functools.lru_cache(maxsize=1024)
+def _walk(
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    image: torch.Size,
+    out: torch.Size,
+    channels_first: bool,
+) -> compiled.Walk:
+    """Where a convolution reads its image [C, …]: the same for every example."""
+    channels, *sizes = image
+    framed = [size + sum(pair) for size, pair in zip(sizes, padding)]
+    strides, of_frame = (_strides(channels, inner, channels_first) for inner in (sizes, framed))
+    steps = [s * at for s, at in zip(stride, of_frame[1:])]
+    taps = _offsets([channels, *kernel], [of_frame[0], *(d * at for d, at in zip(dilation, of_frame[1:]))])
+    corner = sum(before * at for (before, _), at in zip(padding, of_frame[1:]))
+    counts, width = ([channels, *sizes[:-1]], sizes[-1]) if channels_first else ([1, *sizes[:-1]], sizes[-1] * channels)
+    rows = [_offsets(counts if any(map(any, padding)) else [0], each[: len(sizes)]) for each in (strides, of_frame)]
+    return compiled.Walk(
+        taps=taps,
+        starts=_offsets(out[:-1], steps[:-1]),
+        length=out[-1],
+        step=steps[-1],
+        frame=channels * math.prod(framed),
+        rows_from=rows[0],
+        rows_to=rows[1] + corner,
+        width=width,
+    )
+
+
+def _strides(channels: int, sizes: Sequence[int], channels_first: bool) -> list[int]:
+    """Of the channels and of each further dimension, in numbers."""
+    inner = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    return [math.prod(sizes), *inner] if channels_first else [1, *(channels * at for at in inner)]
+
+
+def _offsets(counts: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """Of all positions in a grid, the last dimension running fastest."""
+    total = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for count, stride in zip(counts, strides):
+        total = (total.unsqueeze(1) + torch.arange(count, device="cpu") * stride).flatten()
+    return total
+
+
+def _shifted_gram(pixels: Tensor, starts: Sequence[Sequence[int]], out: torch.Size) -> Tensor:
+    """Gram matrices of pixels, summed over all shifts: [B, *out, *out]."""
+    flat, dims = pixels.flatten(2), len(out)
+    gram = torch.bmm(flat.transpose(1, 2), flat).view(len(pixels), *pixels.shape[2:], *pixels.shape[2:])
+    for axis, size in enumerate(out):
+        gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), starts[axis], size)
+    return gram
+
+
+def _sum_shifts(gram: Tensor, axes: tuple[int, int], starts: Sequence[int], size: int) -> Tensor:
+    """Both axes read from a start on (`size` entries; zero outside), summed over the starts."""
+    length = gram.shape[axes[0]]
+    shape = [size if axis in axes else n for axis, n in enumerate(gram.shape)]
+    total = gram.new_zeros(shape)
+    for start in starts:
+        first, last = max(0, -start), min(size, length - start)  # of the positions that read inside
+        if first >= last:
+            continue
+        read, write = [slice(None)] * gram.dim(), [slice(None)] * gram.dim()
+        for axis in axes:
+            read[axis] = slice(start + first, start + last)
+            write[axis] = slice(first, last)
+        total[tuple(write)] += gram[tuple(read)]
+    return total

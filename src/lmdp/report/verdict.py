@@ -1,0 +1,193 @@
+"""The verdict: one sentence, and nothing that the intervals do not support."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lmdp.report.values import Estimate, accuracy, epsilon, epsilon_text, finite, is_certified, peak
+
+if TYPE_CHECKING:
+    from lmdp.audit.results import AuditReport
+    from lmdp.report.story import Story, Trained
+    from lmdp.risk.profile import LayerRisk, RiskProfile
+
+WITHIN = "lies within the intervals"
+
+
+def verdict(story: Story) -> str:
+    """What the story shows. A model is said to give away less only where its interval lies below the other's."""
+    shift = _shift(story)
+    if shift:
+        return shift
+    audited = [trained for trained in story.trained if trained.audit is not None]
+    clauses = [*_leaks(audited), *_at_same_epsilon(story.trained)]
+    if not clauses or not audited:
+        clauses = [*_accuracies(story.trained), *clauses]
+    if story.trained and not audited:
+        clauses.append("what the models give away about membership was not measured")
+    if not clauses and story.risk is not None:
+        clauses = [_risk(story.risk)]
+    sentence = "; ".join(clauses) or "nothing was measured"
+    return sentence[0].upper() + sentence[1:].removesuffix(".") + "."
+
+
+def _shift(story: Story) -> str:
+    for trained in story.trained:
+        for control in trained.audit.controls if trained.audit else ():
+            if control.fires:
+                return (
+                    f"Members and non-members differ before any training is looked at (control '{control.name}': AUC "
+                    f"{control.auc:.3f}): the audit measures that shift between the groups, not a leak."
+                )
+    return ""
+
+
+def _leaks(audited: Sequence[Trained]) -> list[str]:
+    """The models without privacy against those with it, or each for itself."""
+    open_ones = [t for t in audited if t.privacy is None]
+    private = [t for t in audited if (spent := epsilon(t.privacy)) is not None and math.isfinite(spent)]
+    if len(audited) == 1:
+        return [f"{audited[0].name}: {_audit(audited[0]).verdict}"]
+    if not open_ones or not private:
+        return [_alone(trained) for trained in audited]
+    base = open_ones[0]
+    less = [t for t in private if _found(base) and _peak(t).below(_peak(base))]
+    more = [t for t in private if _found(t) and _peak(base).below(_peak(t))]
+    same = [t for t in private if t not in less and t not in more]
+    clauses = [_alone(base)]
+    if less:
+        clauses.append(
+            f"{_names(less)} {'give' if len(less) > 1 else 'gives'} away less ({_peaks(less)}){_doubt(less)}"
+        )
+    if more:
+        clauses.append(f"{_names(more)} {'give' if len(more) > 1 else 'gives'} away more ({_peaks(more)})")
+    quiet = [t for t in same if _found(base) and not _found(t)]
+    if quiet:
+        clauses.append(
+            f"no layer of {_names(quiet, 'or')} does so measurably ({_peaks(quiet)}), though the difference {WITHIN}"
+        )
+    if rest := [t for t in same if t not in quiet]:
+        clauses.append(f"the difference between {base.name} and {_names(rest)} ({_peaks(rest)}) {WITHIN}")
+    return clauses
+
+
+def _at_same_epsilon(trained: Sequence[Trained]) -> list[str]:
+    """Each variant of LM-DP-SGD against DP-SGD, where both spent the same."""
+    plain = next((t for t in trained if t.method == "dpsgd" and t.privacy is not None), None)
+    if plain is None:
+        return []
+    return [
+        clause
+        for t in trained
+        if (t.method == "lm" or t.method.startswith("lm-")) and _same_budget(t, plain)
+        if (clause := _against(t, plain))
+    ]
+
+
+def _against(lm: Trained, plain: Trained) -> str:
+    found = [*_leak_against(lm, plain), *_accuracy_against(lm, plain)]
+    if not found:
+        return ""
+    if len(found) == 2 and all(WITHIN in part for part in found):
+        both = f"the differences between {lm.name} and {plain.name}, in leakage and in test accuracy,"
+        found = [f"{both} lie within the intervals"]
+    claim = "" if _certified(lm) and _certified(plain) else " (claimed, NOT certified)"
+    return f"at the same epsilon of {epsilon_text(epsilon(plain.privacy))}{claim}, {' and '.join(found)}"
+
+
+def _leak_against(lm: Trained, plain: Trained) -> list[str]:
+    if lm.audit is None or plain.audit is None:
+        return []
+    a, b = peak(lm.audit), peak(plain.audit)
+    if a.below(b) and _found(plain):
+        return [f"{lm.name} gives away less than {plain.name} (highest AUC {a} against {b})"]
+    if b.below(a) and _found(lm):
+        return [f"{lm.name} gives away more than {plain.name} (highest AUC {a} against {b})"]
+    return [f"the difference in leakage between {lm.name} and {plain.name} {WITHIN}"]
+
+
+def _accuracy_against(one: Trained, other: Trained) -> list[str]:
+    a, b = accuracy(one), accuracy(other)
+    if a is None or b is None or a.interval is None or b.interval is None:
+        return []
+    if a.below(b) or b.below(a):
+        how = "lower" if a.below(b) else "higher"
+        return [f"the test accuracy of {one.name} is {how} than that of {other.name} ({a} against {b})"]
+    return [f"the difference in test accuracy between {one.name} and {other.name} {WITHIN}"]
+
+
+def _accuracies(trained: Sequence[Trained]) -> list[str]:
+    known = [(t.name, estimate) for t in trained if (estimate := accuracy(t)) is not None]
+    return ["test accuracy: " + ", ".join(f"{name} {estimate}" for name, estimate in known)] if known else []
+
+
+def _alone(trained: Trained) -> str:
+    top = _audit(trained).peak
+    if _found(trained):
+        return f"layer '{top.name}' of {trained.name} gives membership away (AUC {_peak(trained)})"
+    return f"no layer of {trained.name} gives membership away measurably (highest AUC {_peak(trained)})"
+
+
+def _risk(profile: RiskProfile) -> str:
+    shifted = next((control for control in profile.controls if _fires(control)), None)
+    if shifted is not None:
+        return (
+            f"members and non-members of the shadow model differ before any training is looked at (control "
+            f"'{shifted.name}': AUC {shifted.auc:.3f}): the risk profile measures that shift, not a leak"
+        )
+    top = profile.peak
+    auc = Estimate(top.auc, top.interval)
+    if top.interval[0] > 0.5:
+        luck = f"before correction for {len(profile.layers)} layers"
+        return f"on public data, layer '{top.name}' gives membership away most (AUC {auc}, {luck})"
+    return f"on public data, no layer gives membership away measurably (highest AUC {auc})"
+
+
+def _fires(control: LayerRisk) -> bool:
+    """As a control of an audit does: above chance beyond doubt."""
+    error = (control.interval[1] - control.interval[0]) / (2 * 1.96)
+    return control.auc - 3.29 * error > 0.5
+
+
+def _audit(trained: Trained) -> AuditReport:
+    assert trained.audit is not None
+    return trained.audit
+
+
+def _peak(trained: Trained) -> Estimate:
+    return peak(_audit(trained))
+
+
+def _found(trained: Trained) -> bool:
+    return _audit(trained).peak.interval[0] > 0.5
+
+
+def _certified(trained: Trained) -> bool:
+    return trained.privacy is not None and is_certified(trained.privacy)
+
+
+def _doubt(trained: Sequence[Trained]) -> str:
+    """Says so where what was measured is not also guaranteed."""
+    unsure = [t for t in trained if not _certified(t)]
+    return f", though the epsilon of {_names(unsure)} is claimed, NOT certified" if unsure else ""
+
+
+def _same_budget(a: Trained, b: Trained) -> bool:
+    one, other = finite(epsilon(a.privacy)), finite(epsilon(b.privacy))
+    same_delta = a.privacy is not None and b.privacy is not None and a.privacy.get("delta") == b.privacy.get("delta")
+    return one is not None and other is not None and same_delta and math.isclose(one, other, rel_tol=0.01)
+
+
+def _names(trained: Sequence[Trained], joint: str = "and") -> str:
+    *first, last = [t.name for t in trained]
+    return f"{', '.join(first)} {joint} {last}" if first else last
+
+
+def _peaks(trained: Sequence[Trained]) -> str:
+    """Their peaks; of more than two, the highest."""
+    found = [_peak(t) for t in trained]
+    if len(found) > 2:
+        return f"highest AUC at most {max(found, key=lambda estimate: estimate.value)}"
+    return "highest AUC " + " and ".join(map(str, found))

@@ -1,0 +1,109 @@
+"""Configurations: whatever is accepted survives a round trip; whatever is not is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmdp.app.config import METHODS, RULES, SOURCES, Config, recipe, recipe_names
+
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.text(min_size=1, max_size=20),
+        "data": st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+        "method": st.sampled_from([m for m in METHODS if m != "lm-optimal"]),
+        "weights": st.sampled_from(SOURCES),
+        "epsilon": st.floats(1e-3, 1e3),
+        "delta": st.floats(1e-12, 0.5),
+        "sample_rate": st.floats(1e-6, 1),
+        "emphasis": st.integers(0, 10),
+        "seed": st.none() | st.integers(0, 2**31 - 1),
+        "size": st.none() | st.integers(1, 4096),
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(values=VALUES)
+def test_a_configuration_survives_being_saved_and_loaded(values: dict[str, Any], tmp_path_factory: Any) -> None:
+    config = Config.of(values)
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    assert Config.load(path) == config
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_a_configuration(name: str) -> None:
+    config = Config.of(recipe(name), name)
+    assert config.to_dict().items() >= recipe(name).items()
+
+
+def test_the_recipes_are_those_of_the_paper_and_the_demo() -> None:
+    rows = {
+        name: tuple(recipe(name)[key] for key in ("model", "epsilon", "delta", "sample_rate", "learning_rate"))
+        + tuple(recipe(name)[key] for key in ("clip_norm", "emphasis"))
+        for name in recipe_names()
+        if name != "demo"
+    }
+    assert rows == {  # METHOD 7
+        "mnist": ("s-cnn", 5.0, 1e-5, 0.01, 0.08, 1.0, 5.0),
+        "cifar10": ("d-cnn", 8.0, 1e-5, 0.01, 0.10, 2.0, 3.0),
+        "cifar100": ("resnet18", 8.0, 1e-5, 0.01, 0.10, 3.0, 2.0),
+        "celeba": ("vgg16", 8.0, 1e-5, 0.01, 0.08, 3.0, 2.0),
+    }
+
+
+@pytest.mark.parametrize(
+    "values,said",
+    [
+        ({"metod": "lm"}, "unknown key 'metod'. Did you mean 'method'"),
+        ({"zzz": 1}, "unknown key 'zzz'. Known keys"),
+        ({"method": "dp"}, "method is 'dp'; it must be one of sgd"),
+        ({"weights": "secret"}, "weights is 'secret'"),
+        ({"epsilon": -1}, "epsilon is -1.0; it must be a finite number above 0"),
+        ({"epsilon": float("inf")}, "epsilon is inf"),
+        ({"epsilon": float("nan")}, "epsilon is nan"),
+        ({"epsilon": "5"}, "epsilon is '5'"),
+        ({"epsilon": True}, "epsilon is True"),
+        ({"epsilon": 10**400}, "epsilon is 1000"),
+        ({"delta": 1}, "delta is 1.0; it must be a finite number above 0 and below 1"),
+        ({"delta": 0}, "delta is 0.0"),
+        ({"sample_rate": 1.5}, "sample_rate is 1.5; it must be a finite number above 0 and of at most 1"),
+        ({"epochs": 0}, "epochs is 0.0"),
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ({"seed": -1}, "seed is -1"),
+        ({"channels": 2}, "channels is 2; it must be 1"),
+        ({"size": 0}, "size is 0"),
+        ({"model": ""}, "model is ''; it must be text, not empty"),
+        ({"model": 3}, "model is 3"),
+        ({"momentum": 1}, "momentum is 1.0; it must be a finite number of at least 0 and below 1"),
+        ({"method": "lm-optimal"}, "lm-optimal needs public"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
+    ],
+)
+def test_impossible_values_are_refused_with_key_value_and_what_is_allowed(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match="here: ") as caught:
+        Config.of(values, "here")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe", b"model = ", b"[" * 5000, b"a = " + b"[" * 100_000, b"[model]\na = 1"])
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"config\.toml"):
+        Config.load(path)
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert all(rule.help for rule in RULES.values())
+
+
+def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="celeba, cifar10, cifar100, demo, mnist"):
+        recipe("imagenet")

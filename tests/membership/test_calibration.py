@@ -1,0 +1,66 @@
+"""With several models, an example's score is judged against its own scores in and out of training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lmdp.membership.calibration import CALIBRATIONS, averaged, calibrated, likelihood_ratio, relative
+from lmdp.risk.shadow import halves
+
+
+def world(
+    models: int, seed: int = 0, size: int = 600, lift: float = 1.0, spread: float = 3.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores that depend mostly on the example, and a little on membership."""
+    generator = np.random.default_rng(seed)
+    member = halves(size, models, seed)
+    difficulty = generator.normal(size=size) * spread
+    return difficulty + lift * member + generator.normal(size=(models, size)) * 0.5, member
+
+
+def auc(models: int, names: list[str], **options: float) -> float:
+    scores, member = world(models, **options)  # type: ignore[arg-type]
+    return averaged([r.metrics for r in calibrated(scores, member, 0, {n: CALIBRATIONS[n] for n in names})]).auc
+
+
+def test_calibration_finds_membership_that_raw_scores_hide() -> None:
+    raw = auc(8, ["raw"])
+    assert raw < 0.65
+    assert auc(8, ["rmia"]) > raw + 0.15
+    assert auc(8, ["lira"]) > raw + 0.15
+    assert auc(8, ["raw", "rmia", "lira"]) > raw + 0.15
+
+
+def test_more_models_calibrate_better() -> None:
+    assert auc(4, ["rmia"]) < auc(16, ["rmia"])
+
+
+def test_without_a_leak_calibration_finds_none() -> None:
+    scores, member = world(8, lift=0.0)
+    low, high = averaged([r.metrics for r in calibrated(scores, member, 0)]).auc_interval
+    assert low <= 0.5 <= high
+
+
+def test_two_models_are_enough_to_calibrate_at_all() -> None:
+    scores, member = world(2)
+    for method in (relative, likelihood_ratio):
+        assert np.isfinite(method(scores[0], scores[1:], member[1:])).all()
+
+
+@pytest.mark.parametrize("models", [2, 4, 8])
+def test_who_is_in_the_reference_models_tells_nothing_about_the_attacked_one(models: int) -> None:
+    """Without a leak no calibration may find one. Halves in opposite pairs fail this by far: where scores are noise, an
+    example is far from its own score in the one reference, whose group is then known."""
+    found = []
+    for seed in range(12):
+        scores, member = world(models, seed=seed, lift=0.0, spread=0.0)
+        found += [(r.metrics.auc - 0.5) / r.metrics.auc_error for r in calibrated(scores, member, seed)[:1]]
+    assert abs(np.mean(found)) < 3 / np.sqrt(12)
+    assert np.abs(found).max() < 4
+
+
+def test_halves_are_halves_drawn_independently() -> None:
+    member = halves(2001, 6, 3)
+    assert (member.sum(1) == 1000).all()
+    assert np.abs(np.corrcoef(member) - np.eye(6)).max() < 0.1
