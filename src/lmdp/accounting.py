@@ -8,13 +8,40 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
-AccountantName = Literal["rdp", "pld"]
+AccountantName = str
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """One way to add up what steps spend. `make` gives a new one of `dp-accounting`."""
+
+    name: str
+    help: str
+    make: Callable[[], Any]
+
+
+def _rdp() -> Any:
+    from dp_accounting.rdp import RdpAccountant
+
+    return RdpAccountant()
+
+
+def _pld() -> Any:
+    from dp_accounting.pld import PLDAccountant
+
+    return PLDAccountant()
+
+
+ACCOUNTANTS: dict[str, Accountant] = {
+    "rdp": Accountant("rdp", "Rényi differential privacy: fast", _rdp),
+    "pld": Accountant("pld", "privacy loss distributions: less noise for the same epsilon, and takes longer", _pld),
+}
 
 MOST_STEPS = 10**12
 NEIGHBOURS = "add or remove one example"
@@ -222,15 +249,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _accountant(name: AccountantName) -> Any:
-    if name == "rdp":
-        from dp_accounting.rdp import RdpAccountant
-
-        return RdpAccountant()
-    if name == "pld":
-        from dp_accounting.pld import PLDAccountant
-
-        return PLDAccountant()
-    raise ValueError(f"accountant is {name!r}; it must be 'rdp' or 'pld'")
+    if name not in ACCOUNTANTS:
+        raise ValueError(f"accountant is {name!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
+    return ACCOUNTANTS[name].make()
 
 
 def _event(mechanism: Mechanism, steps: int) -> Any:
