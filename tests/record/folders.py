@@ -44,7 +44,8 @@ def run(where: Path, *words: str, stop_after: int | None = None) -> None:
             "a.Ledger.record_step = count\n"
         )
     code += "sys.argv = ['lmdp', *sys.argv[1:]]\nrunpy.run_module('lmdp', run_name='__main__')"
-    surroundings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    top = Path(__file__).parents[2]
+    surroundings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{top}{os.pathsep}{top / 'src'}"}
     command = [sys.executable, "-c", code, *words, "--quiet"]
     done = subprocess.run(command, cwd=where, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == (0 if stop_after is None else 130), (words, done.stderr)
