@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmdp.accounting import PrivacyStatement
     from lmdp.audit import AuditReport, EpsilonBound, audit, audit_embeddings, audit_epsilon
+    from lmdp.guards import make_compatible
     from lmdp.layers import Layer, LayerMap
-    from lmdp.private import PrivacyEngine, make_compatible
+    from lmdp.private import PrivacyEngine, PrivacyStatement
     from lmdp.risk import RiskProfile, estimate_risk
 
 __version__ = "0.1.0"
@@ -39,12 +39,12 @@ _ROOM_OF = {
     "Layer": "lmdp.layers",
     "LayerMap": "lmdp.layers",
     "PrivacyEngine": "lmdp.private",
-    "PrivacyStatement": "lmdp.accounting",
+    "PrivacyStatement": "lmdp.private",
     "RiskProfile": "lmdp.risk",
     "audit_embeddings": "lmdp.audit",
     "audit_epsilon": "lmdp.audit",
     "estimate_risk": "lmdp.risk",
-    "make_compatible": "lmdp.private",
+    "make_compatible": "lmdp.guards",
 }
 
 

@@ -1,20 +1,20 @@
-"""How much privacy a run has spent, by the accountants of `dp-accounting`, and the statement that says so.
+"""The mechanism of one step as one frozen value, and how much privacy its steps spend, by `dp-accounting`.
 
-Only floats here: what was sampled and how much noise was added arrive as plain numbers. One training step is one
-Poisson-subsampled Gaussian mechanism; neighbouring datasets differ by adding or removing one example.
+Only plain numbers here: no torch. One step is one Poisson-subsampled Gaussian mechanism; neighbouring datasets
+differ by adding or removing one example.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-AccountantName = str
+from lmdp.methods import ADD_OR_REMOVE
 
 
 @dataclass(frozen=True)
@@ -44,47 +44,70 @@ ACCOUNTANTS: dict[str, Accountant] = {
 }
 
 MOST_STEPS = 10**12
-NEIGHBOURS = "add or remove one example"
-NOT_COVERED = (
-    "losses or models in which examples of a batch meet (class-weighted, masked or ignore_index means, contrastive "
-    "losses, mixup, batch statistics): the guarantee assumes a sum or mean of terms that each depend on one example",
-    "parameters outside the module that make_private was given, and risk or public data that is not public",
-    "hyper-parameters and models chosen by looking at private data: every run counts for itself",
-    "diagnostics: they are computed from private gradients without noise and are off by default",
-    "audits: they are computed on private members",
-    "losses, accuracies or batch sizes that your own code prints or stores during training",
-    "test examples: an accuracy measured on them is published without noise",
-    "anything an observer learns from running time, memory use or crashes",
-)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One training step as the accountant sees it."""
+    """One step of a training as everybody sees it: what is added up, how far one example moves it, how it is noised.
 
+    sensitivity          how far one example moves the sum, under `neighbouring_relation`
+    noise_multiplier     of all that a step releases, taken together: this is what the accountant is told
+    statistic_share      φ: the part of the budget that pays for the statistic behind the layer weights, of which one
+                         example moves at most 1. Released jointly, each in units of its own noise, gradient and
+                         statistic are one Gaussian mechanism: σ^-2 = σ_g^-2 + σ_v^-2
+    expected_batch_size  what the noisy sum is divided by: public, unlike the size of a batch
+    """
+
+    method: str
+    weight_source: str
+    clip_norm: float
+    sensitivity: float
     noise_multiplier: float
     sample_rate: float
+    expected_batch_size: float
+    accountant: str = "rdp"
+    statistic_share: float = 0.0
+    neighbouring_relation: str = ADD_OR_REMOVE
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(f"noise_multiplier is {self.noise_multiplier}; it must be a finite number, 0 or more")
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate is {self.sample_rate}; it must be above 0 and at most 1")
+        _check_step(self.noise_multiplier, self.sample_rate)
+
+    @property
+    def gradient_std(self) -> float:
+        """σ_g x sensitivity, of the noise on the sum."""
+        return self.noise_multiplier / math.sqrt(1 - self.statistic_share) * self.sensitivity
+
+    @property
+    def statistic_std(self) -> float:
+        """σ_v, of the noise on the statistic; 0 where there is none."""
+        return self.noise_multiplier / math.sqrt(self.statistic_share) if self.statistic_share else 0.0
+
+    def event(self, steps: int = 1) -> Any:
+        """`steps` steps as a `DpEvent` of dp-accounting, which can be composed with others."""
+        return _event(self.noise_multiplier, self.sample_rate, steps)
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        return epsilon_spent(
+            self.noise_multiplier, self.sample_rate, steps=steps, delta=delta, accountant=self.accountant
+        )
 
 
 @lru_cache(1024)
-def epsilon_spent(mechanism: Mechanism, *, steps: int, delta: float, accountant: AccountantName = "rdp") -> float:
-    """The epsilon of `steps` repetitions of a mechanism at this delta; infinite without noise, 0 without steps."""
+def epsilon_spent(
+    noise_multiplier: float, sample_rate: float, *, steps: int, delta: float, accountant: str = "rdp"
+) -> float:
+    """The epsilon of `steps` Poisson-subsampled Gaussians at this delta; infinite without noise, 0 without steps."""
+    _check_step(noise_multiplier, sample_rate)
     _check_delta(delta)
     if not 0 <= steps <= MOST_STEPS:
         raise ValueError(f"steps is {steps}; it must be 0 to {MOST_STEPS}")
     if steps == 0:
         return 0.0
-    if mechanism.noise_multiplier == 0:
+    if noise_multiplier == 0:
         return math.inf
     book = _accountant(accountant)
     with _quiet():
-        book.compose(_event(mechanism, steps))
+        book.compose(_event(noise_multiplier, sample_rate, steps))
         return float(book.get_epsilon(delta))
 
 
@@ -95,7 +118,7 @@ def calibrate_noise(
     target_delta: float,
     sample_rate: float,
     steps: int,
-    accountant: AccountantName = "rdp",
+    accountant: str = "rdp",
 ) -> float:
     """The smallest noise multiplier (to 1e-4 of itself) whose epsilon after `steps` steps is at most the target."""
     from dp_accounting import ExplicitBracketInterval, LowerEndpointAndGuess, calibrate_dp_mechanism
@@ -106,11 +129,11 @@ def calibrate_noise(
     if steps < 1:
         raise ValueError(f"steps is {steps}; calibration needs at least 1 step")
 
-    def calibrated(name: AccountantName, bracket: Any, tolerance: float) -> float:
+    def calibrated(name: str, bracket: Any, tolerance: float) -> float:
         with _quiet():
             sigma = calibrate_dp_mechanism(
                 lambda: _accountant(name),
-                lambda sigma: _event(Mechanism(sigma, sample_rate), steps),
+                lambda sigma: _event(sigma, sample_rate, steps),
                 target_epsilon,
                 target_delta,
                 bracket_interval=bracket,
@@ -135,7 +158,6 @@ class Ledger:
     """
 
     mechanism: Mechanism
-    accountant: AccountantName = "rdp"
     target_epsilon: float | None = None
     target_delta: float | None = None
     planned_steps: int = 0
@@ -145,7 +167,7 @@ class Ledger:
         """Raise if one more step would pass the target epsilon."""
         if self.target_epsilon is None or self.target_delta is None or self.steps < self.planned_steps:
             return
-        after = epsilon_spent(self.mechanism, steps=self.steps + 1, delta=self.target_delta, accountant=self.accountant)
+        after = self.mechanism.epsilon(self.steps + 1, self.target_delta)
         if after > self.target_epsilon:
             raise RuntimeError(
                 f"step {self.steps + 1} would bring epsilon to {after:.4f}, past the target {self.target_epsilon} "
@@ -157,78 +179,14 @@ class Ledger:
         self.steps += 1
 
     def epsilon(self, delta: float) -> float:
-        return epsilon_spent(self.mechanism, steps=self.steps, delta=delta, accountant=self.accountant)
+        return self.mechanism.epsilon(self.steps, delta)
 
 
-@dataclass(frozen=True)
-class PrivacyStatement:
-    """What a run promises, and what it does not. `to_dict()` is the content of `privacy.json`."""
-
-    epsilon: float
-    delta: float
-    accountant: str
-    sampling: str
-    noise_multiplier: float
-    sample_rate: float
-    expected_batch_size: float
-    steps: int
-    clip_norm: float
-    sensitivity: float
-    method: str
-    weight_source: str
-    noise_source: str = "not stated"
-    reasons: tuple[str, ...] = ()
-    neighbouring_relation: str = NEIGHBOURS
-    not_covered: tuple[str, ...] = NOT_COVERED
-    certified: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "certified", not self.reasons)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
-        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {k: "inf" if v == math.inf else v for k, v in values.items()}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
-        """What `to_dict` made, read back; `certified` follows from the reasons and cannot be set."""
-        names = {f.name for f in fields(cls) if f.init and (f.name in content or f.name != "noise_source")}
-        if missing := [name for name in names if name not in content]:
-            raise ValueError(f"the privacy statement lacks {sorted(missing)}")
-        return cls(**{f.name: _read(f.name, str(f.type), content[f.name]) for f in fields(cls) if f.name in names})
-
-    def __str__(self) -> str:
-        verdict = "certified" if self.certified else "claimed, NOT certified"
-        lines = [
-            f"(epsilon, delta) = ({self.epsilon:.4g}, {self.delta:g}), {verdict}",
-            f"  method            {self.method}, weights: {self.weight_source}",
-            f"  neighbours        {self.neighbouring_relation}",
-            f"  sampling          {self.sampling}, rate {self.sample_rate:.6g} "
-            f"(expected batch {self.expected_batch_size:g})",
-            f"  steps             {self.steps}",
-            f"  noise multiplier  {self.noise_multiplier:.6g} x sensitivity {self.sensitivity:g}",
-            f"  noise from        {self.noise_source}",
-            f"  clip norm         {self.clip_norm:g}",
-            f"  accountant        {self.accountant}",
-        ]
-        lines += [f"  not certified     because {reason}" for reason in self.reasons]
-        lines += [f"  not covered       {item}" for item in self.not_covered]
-        return "\n".join(lines)
-
-
-def _read(name: str, kind: str, value: Any) -> Any:
-    """A field of a saved statement: what is not of its type is refused, since certification follows from it."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "float" and (value == "inf" or (number and 0 <= value < math.inf)):
-        return math.inf if value == "inf" else float(min(value, 1e300))
-    if kind == "int" and number and isinstance(value, int) and value >= 0:
-        return value
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise ValueError(f"the privacy statement has {name} {str(value)[:60]!r}, which is no {kind}")
+def _check_step(noise_multiplier: float, sample_rate: float) -> None:
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ValueError(f"noise_multiplier is {noise_multiplier}; it must be a finite number, 0 or more")
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate is {sample_rate}; it must be above 0 and at most 1")
 
 
 def _check_delta(delta: float) -> None:
@@ -248,14 +206,14 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _accountant(name: AccountantName) -> Any:
+def _accountant(name: str) -> Any:
     if name not in ACCOUNTANTS:
         raise ValueError(f"accountant is {name!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
     return ACCOUNTANTS[name].make()
 
 
-def _event(mechanism: Mechanism, steps: int) -> Any:
+def _event(noise_multiplier: float, sample_rate: float, steps: int) -> Any:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-    step = PoissonSampledDpEvent(mechanism.sample_rate, GaussianDpEvent(mechanism.noise_multiplier))
+    step = PoissonSampledDpEvent(sample_rate, GaussianDpEvent(noise_multiplier))
     return SelfComposedDpEvent(step, steps)

@@ -336,7 +336,7 @@ def _table(results: dict[str, Any]) -> str:
 
 def _statement(privacy: dict[str, Any]) -> str:
     """privacy.json in words; the same text as the engine prints."""
-    from lmdp.accounting import PrivacyStatement
+    from lmdp.private import PrivacyStatement
 
     return str(PrivacyStatement.from_dict(privacy))
 

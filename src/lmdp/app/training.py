@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lmdp.accounting import PrivacyStatement
 from lmdp.app.config import Config
 from lmdp.app.progress import Bar, Interrupted, Show
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.data import EpochOrder
-from lmdp.private import PrivacyEngine
+from lmdp.private import PrivacyEngine, PrivacyStatement
 
 NOT_PRIVATE = "method 'sgd' neither clips nor adds noise: it promises nothing"
 SECONDS_BETWEEN_EPSILONS = 2.0

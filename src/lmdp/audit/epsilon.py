@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmdp.accounting import AccountantName, PrivacyStatement
 from lmdp.audit.bounds import from_guesses, from_rates
 from lmdp.audit.canaries import lower_loss
-from lmdp.audit.neighbours.training import StagedEngine, Train, as_dataset, same_randomness, with_places
+from lmdp.audit.neighbours.training import Staged, StagedEngine, Train, as_dataset, with_places
+from lmdp.guards import same_randomness
+from lmdp.private import PrivacyStatement
 
 Method = Literal["repeated", "one-run"]
 Score = Callable[[Any, Any], float]
@@ -93,7 +94,7 @@ def audit_epsilon(
     confidence: float = 0.95,
     canary: str = "",
     seed: int = 0,
-    accountant: AccountantName = "rdp",
+    accountant: str = "rdp",
     progress: Progress | None = None,
 ) -> EpsilonBound:
     """Put canaries into a training, or leave them out, and bound its epsilon from below by how well that is guessed.
@@ -139,14 +140,15 @@ class _Game:
     canaries: list[Any]
     score: Score
     seed: int
-    accountant: AccountantName
+    accountant: str
     _engine: StagedEngine | None = None
 
     def play(self, present: Sequence[bool], number: int) -> list[float]:
         """The score of every canary after one training, with randomness that no other round shares."""
         size, seed = len(self.dataset), self.seed * 10_000_019 + number
         here = torch.tensor([True] * size + list(present))
-        engine = StagedEngine(seed, lambda drawn: drawn[here[drawn]], self.accountant)
+        stage = Staged(lambda uniforms: uniforms.where(here, 2.0))
+        engine = StagedEngine(seed, stage, self.accountant)
         with same_randomness(seed):
             seen = self.train(engine, with_places(self.dataset, self.canaries, present))
         if not engine.attached:

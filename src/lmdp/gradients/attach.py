@@ -1,218 +1,264 @@
-"""Taps: how a tape listens to modules without leaving anything on the model.
+"""Everything that is done to torch, to an optimizer, to parameters and to the process, and how it is undone.
 
-Two process-wide module hooks look up, by weak reference, whether the module that is running belongs to a tape; copies,
-pickles and state dicts of the model are those of an ordinary model.
+    torch       two module hooks, which ask for every running module whether somebody listens to it; and the entry of
+                `torch.autograd.backward`, which has no hook of its own, while somebody watches losses
+    optimizer   methods that are replaced, such as `step`
+    parameters  a hook that refuses a gradient which reached a parameter past its module
+    process     a count of its forks; and, by a call of its own, glibc's allocator
+
+An `Attachment` takes the first three back in `detach`, or when it is forgotten; the last two cannot be taken back, and
+change no result. Nothing is left on the model, whose copies, pickles and state dicts stay those of an ordinary model.
+What the process knows is in one registry of weak references, the only state that outlives a call.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import ctypes
 import functools
+import os
+import threading
+import types
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.modules import module as hooks
-from torch.utils import _pytree as pytree
+from torch.nn.modules import module as torch_hooks
 
-from lmdp.gradients import generic
-from lmdp.gradients.rules import Rule, Use
-from lmdp.guards import independence as mixing
-
-if TYPE_CHECKING:
-    from lmdp.gradients.capture import Tape
+Undo = Callable[[], None]
 
 
-@dataclass
-class Place:
-    """What a module is to the tapes of this process. Weak references: a model may outlive its tape."""
+class Listener(Protocol):
+    """Told of every forward pass of the modules that it listens to."""
 
-    owner: weakref.ref[Owner] | None = None
-    root: weakref.ref[Tape] | None = None
-    eval_only: str | None = None
+    def before_forward(self, module: nn.Module) -> None: ...
 
-
-PLACES: weakref.WeakKeyDictionary[nn.Module, Place] = weakref.WeakKeyDictionary()
+    def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any, *, raised: bool) -> Any:
+        """Gives back the output, or what takes its place."""
+        ...
 
 
-def place(module: nn.Module) -> Place:
-    """The module's place, made if need be."""
-    return PLACES.setdefault(module, Place())
+class Watcher(Protocol):
+    """Shown the outputs of a whole model, and every loss on which backward() is called."""
+
+    def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any: ...
+    def before_backward(self, loss: Tensor) -> None: ...
+    def close(self) -> None: ...
 
 
-class Owner:
-    """A module whose trainable parameters are handled by one rule."""
+class Registry:
+    """Who listens to which module of this process, and who watches. `notes` on a module outlast its attachments."""
 
-    def __init__(self, tape: Tape, name: str, module: nn.Module, parameters: dict[str, nn.Parameter], rule: Rule):
-        self.tape = tape
-        self.name = name
-        self.module = module
-        self.parameters = parameters
-        self.rule = rule
-        self.full_names = {own: f"{name}.{own}" if name else own for own in parameters}
-        self.trainable = frozenset(parameters)
-        first = next(iter(parameters.values()))
-        self.dtype, self.device = first.dtype, first.device
+    def __init__(self) -> None:
+        self.notes: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self.looks: set[int] = set()
+        self._listeners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Listener]] = weakref.WeakKeyDictionary()
+        self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+        self._hooks: list[Undo] = []
+        self._backward: Any = None
+        self._forks = 0
+        self._lock = threading.RLock()
 
-    def __str__(self) -> str:
-        return f"module '{self.name}' ({type(self.module).__name__})"
+    @property
+    def process(self) -> tuple[int, int]:
+        """Tells a process from the one it was forked from, even if both have the same number, as with namespaces."""
+        return os.getpid(), self._forks
 
+    def count_fork(self) -> None:
+        self._forks += 1
 
-@dataclass
-class RootCall:
-    """One call of the whole model, on `batch_size` examples."""
+    def listener(self, module: nn.Module) -> Listener | None:
+        reference = self._listeners.get(module)
+        return None if reference is None else reference()
 
-    batch_size: int | None = None
+    def add_listener(self, listener: Listener, modules: Iterable[nn.Module]) -> None:
+        with self._lock:
+            if not self._hooks:
+                before = torch_hooks.register_module_forward_pre_hook(_before_forward)
+                after = torch_hooks.register_module_forward_hook(_after_forward, with_kwargs=True, always_call=True)
+                left: dict[int, Any] = torch_hooks._global_forward_hooks_with_kwargs  # of which torch removes nothing
+                self._hooks = [before.remove, after.remove, lambda: left.pop(after.id, None)]
+            self._listeners.update(dict.fromkeys(modules, weakref.ref(listener)))
 
+    def remove_listener(self, modules: Iterable[nn.Module]) -> None:
+        with self._lock:
+            for module in modules:
+                self._listeners.pop(module, None)
+            if not self._listeners:
+                _take_back(self._hooks)
 
-@dataclass(frozen=True)
-class Call:
-    """One call of one owner, until its output gradients arrive. Without a spec, its one argument was a tensor."""
+    def add_watcher(self, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers.add(watcher)
+            if self._backward is None:
+                self._backward = torch.autograd.backward
+                self._set_backward(self._watched(self._backward))
 
-    owner: Owner
-    root: RootCall | None
-    generation: int
-    spec: Any
-    rest: list[Any]
-    slots: list[int]
-    rng: Tensor | None
+    def remove_watcher(self, watcher: Watcher | None) -> None:
+        """Puts torch's own backward() back once nobody watches any more, unless somebody else wrapped it after us."""
+        with self._lock:
+            if watcher is not None:
+                self._watchers.discard(watcher)
+            if not self._watchers and self._backward is not None:
+                if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
+                    self._set_backward(self._backward)
+                self._backward = None
 
-    def use(self, tensors: tuple[Tensor, ...], outputs: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
-        precise = [self._precise(tensor) for tensor in tensors]
-        args, kwargs = (tuple(precise), {}) if self.spec is None else self._arranged(precise)
-        first = next((tensor for tensor in precise if tensor.dim() > 0), None)
-        return Use(
-            self.owner.module,
-            self.owner.trainable,
-            args,
-            kwargs,
-            outputs,
-            tuple(self._precise(g) for g in output_grads),
-            first.shape[0] if first is not None else -1,
-            self.rng,
-            functools.partial(self.owner.tape.plan.prefers_gram, self.owner.name),
-        )
+    def _set_backward(self, function: Any) -> None:
+        torch.autograd.backward = function
 
-    def _arranged(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = list(self.rest)
-        for slot, tensor in zip(self.slots, tensors):
-            leaves[slot] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs
+    def _watched(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            loss = _as_one(tensors, args[0] if args else kwargs.get("grad_tensors"))
+            if loss is not None:
+                for watcher in list(self._watchers):
+                    watcher.before_backward(loss)
+            original(tensors, *args, **kwargs)
 
-    def _precise(self, tensor: Tensor) -> Tensor:
-        """In the parameters' precision: norms and sums formed in bfloat16 (autocast) would break the bound."""
-        own = self.owner.dtype
-        return tensor.detach().to(own) if tensor.is_floating_point() and tensor.dtype != own else tensor.detach()
-
-
-def tap(owner: Owner, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, rng: Tensor | None) -> Any:
-    """The same output, made to report its gradient."""
-    tape = owner.tape
-    if type(output) is Tensor and not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most layers
-        if not generic.is_float(output):
-            return output
-        call = Call(owner, tape.root_call, tape.generation, None, [], [0], rng)
-        return _Tap.apply(call, tape.anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
-    outputs = generic.float_tensors(output)
-    _refuse_hidden_tensors(owner, output)
-    if not outputs:
-        return output
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    rest = [None if i in slots else leaf for i, leaf in enumerate(leaves)]
-    call = Call(owner, tape.root_call, tape.generation, spec, rest, slots, rng)
-    tapped = iter(_Tap.apply(call, tape.anchor, len(slots), *[leaves[i] for i in slots], *outputs))  # type: ignore[no-untyped-call]
-    return pytree.tree_map(lambda leaf: next(tapped) if generic.is_float(leaf) else leaf, output)
+        return backward
 
 
-class _Tap(torch.autograd.Function):
-    """Identity on a module's outputs that hands over the module's inputs and output gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Call, anchor: Tensor, n_inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.n_inputs = call, n_inputs
-        outputs = tuple(output.detach() for output in tensors[n_inputs:])
-        # The generic rule runs the module again and compares. A copy: what follows may change the output in place.
-        ctx.outputs = tuple(o.clone() for o in outputs) if call.owner.rule is generic.piece else ()
-        ctx.save_for_backward(*tensors[:n_inputs])  # autograd refuses if one is changed in place before backward
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
-        if not mixing.probing:
-            use = ctx.call.use(ctx.saved_tensors, ctx.outputs, output_grads)
-            ctx.call.owner.tape.receive(ctx.call, use)
-        return (None, None, None, *[None] * ctx.n_inputs, *output_grads)
+REGISTRY = Registry()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=REGISTRY.count_fork)
 
 
-# -- process-wide hooks, installed once, inert for modules of no tape -------------------------------------------------
+class Attachment:
+    """What one training has attached to. `detach` takes all of it back; so does forgetting the attachment."""
 
-_installed = False
-_rng_states: dict[Owner, Tensor] = {}
+    def __init__(self) -> None:
+        self._undo: list[Undo] = []
+        weakref.finalize(self, _take_back, self._undo)
+
+    def listen(self, listener: Listener, modules: Iterable[nn.Module]) -> None:
+        """Nothing below may hold a module or an optimizer: it may hold us, and would then never be forgotten."""
+        held = weakref.WeakSet(modules)
+        REGISTRY.add_listener(listener, held)
+        self._undo.append(lambda: REGISTRY.remove_listener(list(held)))
+
+    def watch(self, watcher: Watcher) -> None:
+        REGISTRY.add_watcher(watcher)
+        reference = weakref.ref(watcher)
+        self._undo.append(lambda: REGISTRY.remove_watcher(reference()))
+
+    def refuse_direct_use(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            self._undo.append(parameter.register_post_accumulate_grad_hook(_refusal(name)).remove)
+
+    def replace(self, optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Put `method(optimizer, …)` in the place of a method, and return the original one."""
+        original, before = getattr(optimizer, name), vars(optimizer).get(name)
+        # A bound method, because learning-rate schedulers rebind `optimizer.step.__func__`.
+        vars(optimizer)[name] = types.MethodType(method, optimizer)
+        reference = weakref.ref(optimizer)
+
+        def put_back() -> None:
+            held = reference()
+            if held is not None:
+                vars(held).pop(name, None)
+                vars(held).update({} if before is None else {name: before})
+
+        self._undo.append(put_back)
+        return original  # type: ignore[no-any-return]
+
+    def detach(self) -> None:
+        _take_back(self._undo)
 
 
-def install_hooks() -> None:
-    global _installed
-    if not _installed:
-        hooks.register_module_forward_pre_hook(_before_forward)
-        hooks.register_module_forward_hook(_after_forward, with_kwargs=True, always_call=True)
-        _installed = True
+def is_attached(model: nn.Module) -> bool:
+    """Whether somebody listens to the model or to one of its modules."""
+    return any(REGISTRY.listener(module) is not None for module in model.modules())
+
+
+@contextlib.contextmanager
+def look(at: Tensor) -> Iterator[None]:
+    """Inside, differentiating `at` delivers nothing to listeners: it is a guard's look, not the user's backward()."""
+    tasks: list[int] = []
+
+    def mark(_: Any) -> None:
+        tasks.append(torch._C._current_graph_task_id())
+        REGISTRY.looks.add(tasks[-1])
+
+    assert at.grad_fn is not None
+    handle = at.grad_fn.register_prehook(mark)
+    try:
+        yield
+    finally:
+        handle.remove()
+        REGISTRY.looks.difference_update(tasks)
+
+
+def is_look() -> bool:
+    """Whether the backward pass that is running is a guard's look."""
+    return bool(REGISTRY.looks) and torch._C._current_graph_task_id() in REGISTRY.looks
+
+
+SWITCH = "LMDP_KEEP_MEMORY"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, -1  # as in malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc reuse what a step has freed, for as long as the process lives; returns whether it does.
+
+    Every page that comes from the system must be cleared and mapped first, which can take a fifth of a step's time.
+    Whoever has set the allocator up (MALLOC_… or GLIBC_TUNABLES in the environment) is left alone, as are systems
+    without glibc. LMDP_KEEP_MEMORY=0 in the environment switches it off.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return False
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
 def _before_forward(module: nn.Module, args: Any) -> None:
-    at = PLACES.get(module)
-    if at is None:
-        return
-    if at.eval_only is not None and module.training:
-        raise RuntimeError(
-            f"module '{at.eval_only}' ({type(module).__name__}) was put into training mode: it would mix the "
-            "examples of a batch and store their statistics. Call eval() on it after model.train(), or use "
-            "lmdp.make_compatible(model)."
-        )
-    tape = at.root() if at.root is not None else None
-    if tape is not None and tape.listening:
-        tape.root_call = RootCall()
-    owner = at.owner() if at.owner is not None else None
-    if owner is not None and owner.tape.listening:
-        owner.tape.mute(owner)
-        if owner.rule is generic.piece:
-            _rng_states[owner] = torch.get_rng_state()
+    listener = REGISTRY.listener(module)
+    if listener is not None:
+        listener.before_forward(module)
 
 
 def _after_forward(module: nn.Module, args: Any, *rest: Any) -> Any:
     # Called with (kwargs, output); after a forward that raised, torch leaves out the kwargs and the output is None.
     kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
-    at = PLACES.get(module)
-    if at is None:
+    listener = REGISTRY.listener(module)
+    if listener is None:
         return output
-    owner = at.owner() if at.owner is not None else None
-    if owner is not None and owner.tape.listening:
-        owner.tape.unmute(owner)
-        output = tap(owner, args, kwargs, output, _rng_states.pop(owner, None))
-    tape = at.root() if at.root is not None else None
-    if tape is not None and tape.root_call is not None and tape.listening:
-        tape.root_call.batch_size = _leading_dimension((args, kwargs))
-        tape.root_call = None
-        if tape.mixing is not None and len(rest) == 2:
-            output = tape.mixing.after_forward(args, kwargs, output)
-    return output
+    return listener.after_forward(module, args, kwargs, output, raised=len(rest) != 2)
 
 
-def _leading_dimension(inputs: Any) -> int | None:
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    return len(tensors[0]) if tensors else None
+def _as_one(tensors: Any, gradients: Any) -> Tensor | None:
+    """The one number that is differentiated, whatever form backward() was given it in."""
+    losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = [gradients] * len(losses) if gradients is None or isinstance(gradients, Tensor) else list(gradients)
+    if not losses or len(losses) != len(given) or not all(loss.requires_grad for loss in losses):
+        return None
+    if len(losses) == 1 and losses[0].numel() == 1:
+        return losses[0]
+    with torch.enable_grad():
+        parts = [loss.sum() if g is None else (loss * g.detach()).sum() for loss, g in zip(losses, given)]
+        return torch.stack(parts).sum()
 
 
-def _refuse_hidden_tensors(owner: Owner, output: Any) -> None:
-    """A dataclass that torch cannot look into would hide gradients from the tape."""
-    for leaf in pytree.tree_leaves(output):
-        if dataclasses.is_dataclass(leaf):
-            raise TypeError(
-                f"{owner} has parameters of its own and returns a {type(leaf).__name__}, whose tensors cannot be seen. "
-                "Return a tensor, tuple or dict, or register the class with torch.utils._pytree."
-            )
+def _refusal(name: str) -> Callable[[Tensor], None]:
+    def refuse(parameter: Tensor) -> None:
+        parameter.grad = None
+        grandparent = name.rpartition(".")[0].rpartition(".")[0]
+        raise RuntimeError(
+            f"parameter '{name}' was used outside the forward of the module that owns it (a penalty in the loss, or a "
+            f"parent reading its child's weights). Its gradient would mix examples. Use the optimizer's weight_decay "
+            f"for a penalty; otherwise pass generic=['{grandparent}'] to make_private."
+        )
+
+    return refuse
+
+
+def _take_back(undo: list[Undo]) -> None:
+    while undo:
+        undo.pop()()

@@ -8,25 +8,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmdp.gradients.contract import Piece
 from lmdp.gradients.rows import squared_row_norms, zero_rows
-from lmdp.gradients.rules import Piece
 from lmdp.layers import LayerMap
 
 
 @dataclass(frozen=True)
-class Part:
-    """The piece of one module. `names`: the module's own parameter names → names in the model."""
+class NamedPiece:
+    """The piece of one module. `names`: of its parameters, relative to the module → in the model."""
 
     names: dict[str, str]
     piece: Piece
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """All parts of one backward pass. `shared`: gradients [B, *shape] of parameters that were used more than once."""
+class PerExampleGradients:
+    """Of one backward pass, on `batch_size` = B examples.
+
+    pieces     of modules that were called once
+    shared     gradients [B, *shape] of parameters that were used more than once
+    unreached  parameters that the pass did not reach
+    """
 
     batch_size: int
-    parts: list[Part]
+    pieces: list[NamedPiece]
     shared: dict[str, Tensor]
     unreached: list[str]
 
@@ -39,30 +44,30 @@ class Gradients:
             before = columns[at]
             columns[at] = column.double() if before is None else before + column
 
-        for part in self.parts:
-            for own, column in part.piece.squared_norms.items():
-                add(part.names[own] if own else next(iter(part.names.values())), column)
+        for named in self.pieces:
+            for name, column in named.piece.squared_norms.items():
+                add(named.names[name] if name else next(iter(named.names.values())), column)
         for name, rows in self.shared.items():
             add(name, squared_row_norms(rows.reshape(len(rows), -1)))
         none = torch.zeros(self.batch_size, dtype=torch.float64)
         return torch.stack([none if c is None else c for c in columns], dim=1)
 
-    def without(self, dropped: Tensor) -> Gradients:
-        """The same with these examples' gradients exactly zero."""
-        kept = [Part(part.names, part.piece.without(dropped)) for part in self.parts]
+    def without(self, dropped: Tensor) -> PerExampleGradients:
+        """The same with the gradients of the examples where `dropped` is true exactly zero."""
+        kept = [NamedPiece(named.names, named.piece.without(dropped)) for named in self.pieces]
         shared = {name: zero_rows(rows, dropped) for name, rows in self.shared.items()}
-        return Gradients(self.batch_size, kept, shared, self.unreached)
+        return PerExampleGradients(self.batch_size, kept, shared, self.unreached)
 
     def weighted_sums(self, scales: Sequence[Tensor], layers: LayerMap) -> list[dict[str, Tensor]]:
         """For each of the `scales` [B, L] and every parameter: the sum of scale[i, its layer] times the gradient."""
-        index, by_layer = layers.index, torch.stack(list(scales)).permute(2, 0, 1).contiguous().unbind()
+        by_layer = torch.stack(list(scales)).permute(2, 0, 1).contiguous().unbind()  # [S, B] of each layer
         sums: list[dict[str, Tensor]] = [{} for _ in scales]
-        for part in self.parts:
-            found = part.piece.weighted_sums({own: by_layer[index[name]] for own, name in part.names.items()})
-            for total, mine in zip(sums, found):
-                for own, value in mine.items():
-                    total[part.names[own]] = value
+        for named in self.pieces:
+            columns = {name: by_layer[layers.index[full]] for name, full in named.names.items()}
+            for total, of_module in zip(sums, named.piece.weighted_sums(columns)):
+                for name, value in of_module.items():
+                    total[named.names[name]] = value
         for name, rows in self.shared.items():
-            for total, column in zip(sums, by_layer[index[name]].to(rows.dtype)):
+            for total, column in zip(sums, by_layer[layers.index[name]].to(rows.dtype)):
                 total[name] = torch.tensordot(column, rows, dims=1)
         return sums

@@ -1,7 +1,12 @@
 """Convolutions in one, two and three dimensions, with any stride, padding mode, dilation and groups.
 
-A convolution is a linear layer on patches. Example i's weight gradient is G_iᵀ P_i, with patches P_i [T, k·C] and
-output gradient G_i [T, out] over T output positions. Two rules; the plan chooses:
+A convolution is a linear layer on patches. With patches P_i [T, k·C] and output gradients G_i [T, out] of example i
+over T output positions, the rule computes
+
+    norm²  ||G_iᵀ P_i||² + ||sum_t G_it||²               (weight, bias)
+    sums   sum_i s_i G_iᵀ P_i,  sum_i s_i sum_t G_it
+
+in one of two ways; the plan chooses:
 
     formed  by a compiled loop; where there is none, patches are unfolded a few examples at a time into one buffer and
             multiplied. The gradients are kept.
@@ -23,13 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmdp.gradients import compiled
-from lmdp.gradients.plan import Sizes
+from lmdp.gradients.contract import Piece, Rule, Sizes, Use
 from lmdp.gradients.rows import (
     Factored,
-    Piece,
     Rows,
     Stored,
-    Use,
     chunks,
     gram_squared_norms,
     joined,
@@ -50,7 +53,7 @@ def piece(use: Use) -> Piece:
     norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
     if geometry.weight:
         pixels = max(x.shape[2:].numel() // math.prod(geometry.stride), g.shape[2:].numel())
-        norms = norms + joined([geometry.gram_norms(x[some], g[some]) for some in chunks(len(x), pixels**2)])
+        norms = norms + joined([geometry.gram_norms(x[chunk], g[chunk]) for chunk in chunks(len(x), pixels**2)])
     return Factored(norms, x, g, geometry.contract, geometry.form)
 
 
@@ -120,8 +123,8 @@ class Geometry:
 
     def _both_sums(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
         """Every gradient is formed once, and added to both."""
-        weights = compiled.patch_sums(*self._walked(x, g), scales).view(2, *self.weights.shape)
-        biases = scales @ g.flatten(2).sum(2) if self.bias else weights
+        weights = compiled.patch_sums(*self._walked(x, g), scales).view(2, *self.weights.shape)  # [2, out, C, *k]
+        biases = scales @ g.flatten(2).sum(2) if self.bias else weights  # [2, out]
         return [dict(zip(("weight", "bias"), pair[: 1 + self.bias])) for pair in zip(weights, biases)]
 
     def _summed(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
@@ -163,11 +166,11 @@ class Geometry:
         blocks = kept_blocks(batch, self.weights.numel())
         formed = compiled.patch_rows(
             *self._walked(x, g),
-            [slice(groups * some.start, groups * some.stop) for some in blocks],
+            [slice(groups * block.start, groups * block.stop) for block in blocks],
             bias=self.bias,
         )
-        norms = formed.squared_norms.view(batch, groups).sum(1)
-        kept = tuple(block.view(-1, self.weights.numel()) for block in formed.blocks)
+        norms = formed.squared_norms.view(batch, groups).sum(1)  # [B]
+        kept = tuple(block.view(-1, self.weights.numel()) for block in formed.blocks)  # [b, groups · C · k · out] each
         rows = {"weight": Rows(kept, norms, self._restore_compiled)}
         return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias.view(batch, -1))}
 
@@ -186,15 +189,15 @@ class Geometry:
     def _unfolded(self, x: Tensor, g: Tensor) -> Iterator[Tensor]:
         """Weight gradients [b, groups · out · k · C] of a few examples at a time, by PyTorch."""
         room, positions = None, g.shape[2:].numel()
-        for some in chunks(len(x), self.groups * self.weights[0].numel() * positions):
-            image = self.padded(x[some]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
-            view = image.movedim(-2, 1)
+        for chunk in chunks(len(x), self.groups * self.weights[0].numel() * positions):
+            image = self.padded(x[chunk]).movedim(1, -1).contiguous().unflatten(-1, (self.groups, self.channels))
+            view = image.movedim(-2, 1)  # [b, groups, *in, C]
             for axis, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation)):
                 view = view.unfold(2 + axis, (k - 1) * d + 1, s)[..., ::d]
             view = view.movedim(2 + len(self.kernel), -1)  # [b, groups, *out, *k, C]
             room = view.new_empty(view.shape) if room is None else room[: len(view)]
-            patches = room.copy_(view).view(len(view) * self.groups, positions, -1)
-            outputs = g[some].reshape(len(view) * self.groups, -1, positions)
+            patches = room.copy_(view).view(len(view) * self.groups, positions, -1)  # [b · groups, T, k · C]
+            outputs = g[chunk].reshape(len(view) * self.groups, -1, positions)  # [b · groups, out, T]
             yield torch.bmm(outputs, patches).view(len(view), -1)
 
     def _restore_unfolded(self, rows: Tensor) -> Tensor:
@@ -203,8 +206,8 @@ class Geometry:
 
     def gram_norms(self, x: Tensor, g: Tensor) -> Tensor:
         """Squared norms of the weight gradients of a convolution without groups."""
-        gradient = g.flatten(2)
-        gram_g = torch.bmm(gradient.transpose(1, 2), gradient)
+        gradient = g.flatten(2)  # [B, out, T]
+        gram_g = torch.bmm(gradient.transpose(1, 2), gradient)  # [B, T, T]
         return gram_squared_norms(x, g, self._patch_gram(x, g.shape[2:]), gram_g)
 
     def _patch_gram(self, x: Tensor, out: torch.Size) -> Tensor:
@@ -282,7 +285,7 @@ def _offsets(counts: Sequence[int], strides: Sequence[int]) -> Tensor:
 
 def _shifted_gram(pixels: Tensor, starts: Sequence[Sequence[int]], out: torch.Size) -> Tensor:
     """Gram matrices of pixels, summed over all shifts: [B, *out, *out]."""
-    flat, dims = pixels.flatten(2), len(out)
+    flat, dims = pixels.flatten(2), len(out)  # [B, C, pixels]
     gram = torch.bmm(flat.transpose(1, 2), flat).view(len(pixels), *pixels.shape[2:], *pixels.shape[2:])
     for axis, size in enumerate(out):
         gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), starts[axis], size)
@@ -304,3 +307,25 @@ def _sum_shifts(gram: Tensor, axes: tuple[int, int], starts: Sequence[int], size
             write[axis] = slice(first, last)
         total[tuple(write)] += gram[tuple(read)]
     return total
+
+
+def _explain(trainable: frozenset[str]) -> tuple[str, str]:
+    if "weight" not in trainable:
+        return "factors", "only its bias is trained"
+    return "formed", "a grouped convolution"
+
+
+RULE = Rule(
+    "convolution",
+    (nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    piece,
+    _explain,
+    (
+        (lambda: nn.Conv1d(3, 4, 3, padding=1), (3, 7)),
+        (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), (3, 6, 5)),
+        (lambda: nn.Conv2d(4, 6, 2, groups=2, dilation=2), (4, 6, 5)),
+        (lambda: nn.Conv2d(16, 24, 3, padding=1, padding_mode="reflect"), (16, 3, 3)),
+        (lambda: nn.Conv3d(2, 3, 2), (2, 4, 3, 3)),
+    ),
+    chooses=True,
+)

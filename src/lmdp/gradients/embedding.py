@@ -1,4 +1,10 @@
-"""Embedding tables: an example touches only the rows of its own indices."""
+"""Embedding tables: an example touches only the rows of its own indices.
+
+Position t of example i has index k_it and output gradient G_it. With the row r_ik = sum over t with k_it = k of G_it,
+
+    norm²  sum_k ||r_ik||²
+    sums   row k of the table: sum_i s_i r_ik
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmdp.gradients.rows import Piece, Use, squared_row_norms, zero_rows
+from lmdp.gradients.contract import Piece, Rule, Use
+from lmdp.gradients.rows import squared_row_norms, zero_rows
 
 
 def piece(use: Use) -> Piece:
@@ -16,11 +23,12 @@ def piece(use: Use) -> Piece:
     module, g = use.module, use.output_grad
     assert isinstance(module, nn.Embedding)
     size, width = module.num_embeddings, module.embedding_dim
-    index = use.input.reshape(use.batch_size, -1)
+    index = use.input.reshape(use.batch_size, -1)  # [B, T]
     owner = torch.arange(use.batch_size).unsqueeze(1).expand_as(index)
     if module.padding_idx is not None:
-        used = index != module.padding_idx
+        used = index != module.padding_idx  # [B, T]
         index, owner, g = index[used], owner[used], g.reshape(*used.shape, width)[used]
+    # keys [K]: each (example, index) that occurs, once; place: which of them a position belongs to
     keys, place = torch.unique(owner.flatten() * size + index.flatten(), return_inverse=True)
     rows = g.new_zeros(len(keys), width).index_add_(0, place, g.reshape(-1, width))
     return TouchedRows(rows, keys // size, keys % size, use.batch_size, size)
@@ -56,3 +64,15 @@ class TouchedRows:
     def without(self, dropped: Tensor) -> TouchedRows:
         rows = zero_rows(self.rows, dropped[self.example])
         return TouchedRows(rows, self.example, self.index, self.batch_size, self.size)
+
+
+RULE = Rule(
+    "embedding",
+    (nn.Embedding,),
+    piece,
+    lambda trainable: ("touched rows", "an example touches only the rows that it indexes"),
+    (
+        (lambda: nn.Embedding(7, 3), (4,)),
+        (lambda: nn.Embedding(7, 3, padding_idx=2), (2, 5)),
+    ),
+)

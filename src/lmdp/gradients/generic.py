@@ -1,5 +1,10 @@
 """Any module at all: per-example gradients by `torch.func`, one vector–Jacobian product per example, vectorised.
 
+With f_i the module on example i alone and G_i its output gradient, J_i = (∂f_i/∂θ)ᵀ G_i is formed, and
+
+    norm²  ||J_i||²
+    sums   sum_i s_i J_i
+
 Exact, and the slowest rule: the module's forward is repeated, and its per-example gradients are kept. The repetition
 must give the outputs of the forward pass; where it does not (dropout whose mask cannot be replayed, examples that are
 mixed) the rule refuses.
@@ -16,12 +21,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients.rows import Piece, Rows, Stored, Use
+from lmdp.gradients.contract import Piece, Rule, Use
+from lmdp.gradients.rows import Rows, Stored
 
 SHARED_ARGUMENTS = frozenset({"attn_mask", "src_mask", "tgt_mask", "mask"})
 """Keyword arguments that are shared by all examples even if their first dimension happens to be the batch size."""
 
-Gradients = Callable[[list[Tensor], tuple[Tensor, ...]], tuple[dict[str, Tensor], tuple[Tensor, ...]]]
+OfOne = Callable[[list[Tensor], tuple[Tensor, ...]], tuple[dict[str, Tensor], tuple[Tensor, ...]]]
 
 
 def piece(use: Use) -> Piece:
@@ -40,17 +46,17 @@ def piece(use: Use) -> Piece:
             return float_tensors(functional_call(use.module, parameters, args, kwargs))
 
         outputs, pull = vjp(forward, parameters)[:2]
-        found = pull(tuple(g.unsqueeze(dim) for g, dim in zip(output_grads, out_dims)))[0]
-        return found, tuple(output.squeeze(dim) for output, dim in zip(outputs, out_dims))
+        (pulled,) = pull(tuple(g.unsqueeze(dim) for g, dim in zip(output_grads, out_dims)))
+        return pulled, tuple(output.squeeze(dim) for output, dim in zip(outputs, out_dims))
 
     inputs = [leaves[i].detach() for i in dims]
     with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # a loop inside torch: nothing to do
         if use.rng_state is not None:
             torch.set_rng_state(use.rng_state)  # the same dropout as in the forward pass
-        found, again = _for_each(gradients, inputs, list(dims.values()), use.output_grads, out_dims)
+        rows, again = _for_each(gradients, inputs, list(dims.values()), use.output_grads, out_dims)
     _check_replay(use, again, out_dims)
-    return Stored({name: Rows.of(value.detach()) for name, value in found.items()})
+    return Stored({name: Rows.of(value.detach()) for name, value in rows.items()})
 
 
 def float_tensors(output: Any) -> tuple[Tensor, ...]:
@@ -68,7 +74,7 @@ def output_batch_dim(module: nn.Module, position: int) -> int:
 
 
 def _for_each(
-    gradients: Gradients, inputs: list[Tensor], dims: list[int], grads: tuple[Tensor, ...], out_dims: tuple[int, ...]
+    gradients: OfOne, inputs: list[Tensor], dims: list[int], grads: tuple[Tensor, ...], out_dims: tuple[int, ...]
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
     """All examples at once where torch can vectorise the module, one after the other where it cannot."""
     try:
@@ -94,8 +100,8 @@ def _check_replay(use: Use, again: tuple[Tensor, ...], out_dims: tuple[int, ...]
     tolerance = 1e-3 if use.output_grads[0].dtype == torch.float32 else 1e-6
     for before, after, dim in zip(use.outputs, again, out_dims):
         before = before.movedim(dim, 0).to(after.dtype)
-        known = torch.isfinite(before) & torch.isfinite(after)
-        off = torch.where(known, (before - after).abs(), torch.zeros_like(after))
+        finite = torch.isfinite(before) & torch.isfinite(after)
+        off = torch.where(finite, (before - after).abs(), torch.zeros_like(after))
         if before.shape != after.shape or (off > tolerance * (1 + before.abs())).any():
             raise RuntimeError(
                 f"a {type(use.module).__name__} with parameters {sorted(use.trainable)} gave other outputs when its "
@@ -125,3 +131,18 @@ def _shared_leaves(use: Use) -> set[int]:
             shared.update(range(position, position + count))
         position += count
     return shared
+
+
+RULE = Rule(
+    "generic",
+    (),
+    piece,
+    lambda trainable: ("generic", "no exact rule for this module: each example is run again by torch.func"),
+    (
+        (lambda: nn.MultiheadAttention(4, 2, batch_first=True), (3, 4)),
+        (lambda: nn.GRU(4, 5, batch_first=True), (3, 4)),
+        (lambda: nn.Bilinear(4, 4, 3), (4,)),
+        (lambda: nn.PReLU(4), (4,)),
+    ),
+    runs_again=True,
+)

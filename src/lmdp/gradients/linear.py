@@ -1,18 +1,24 @@
-"""Linear layers, with any number of dimensions between the batch and the features."""
+"""Linear layers, with any number of dimensions between the batch and the features.
+
+Example i has inputs X_i [T, in] and output gradients G_i [T, out] over its T positions. The rule computes
+
+    norm²  ||G_iᵀ X_i||² + ||sum_t G_it||²               (weight, bias)
+    sums   sum_i s_i G_iᵀ X_i,  sum_i s_i sum_t G_it
+
+by forming G_iᵀ X_i, or by ||G_iᵀ X_i||² = sum_tu (X_it · X_iu)(G_it · G_iu), or, where T = 1, by ||G_i||² ||X_i||².
+"""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmdp.gradients import compiled
-from lmdp.gradients.plan import Sizes
+from lmdp.gradients.contract import Piece, Rule, Sizes, Use
 from lmdp.gradients.rows import (
     Factored,
-    Piece,
     Rows,
     Stored,
-    Use,
     chunks,
     gram_squared_norms,
     joined,
@@ -22,7 +28,7 @@ from lmdp.gradients.rows import (
 
 
 def piece(use: Use) -> Piece:
-    """Gradient of example i: G_iᵀ X_i over its positions t, with X_i [T, in] and G_i [T, out]."""
+    """By one position, by forming, or by Gram matrices."""
     x, g = use.input, use.output_grad
     if x.dim() == 2:
         return _of_one_position(use, x, g)
@@ -42,7 +48,7 @@ def piece(use: Use) -> Piece:
         return expand(x, g)
     norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
     if weight:
-        norms = norms + joined([_gram_norms(x[some], g[some]) for some in chunks(batch, positions**2)])
+        norms = norms + joined([_gram_norms(x[chunk], g[chunk]) for chunk in chunks(batch, positions**2)])
     return Factored(norms, x, g, natively(summed), expand)
 
 
@@ -90,7 +96,7 @@ def _formed(x: Tensor, g: Tensor, *, bias: bool) -> dict[str, Rows]:
         formed = compiled.linear_rows(x, g, blocks, bias=bias)
         rows = {"weight": Rows(formed.blocks, formed.squared_norms, restore)}
         return rows if formed.bias is None else {**rows, "bias": Rows.of(formed.bias)}
-    products = (torch.bmm(g[some].transpose(1, 2), x[some]).flatten(1) for some in blocks)
+    products = (torch.bmm(g[block].transpose(1, 2), x[block]).flatten(1) for block in blocks)  # [b, out · in] each
     rows = {"weight": Rows.gather(products, restore)}
     return {**rows, "bias": Rows.of(g.sum(1))} if bias else rows
 
@@ -108,3 +114,24 @@ def _squares(rows: Tensor) -> Tensor:
 def _positions(tensor: Tensor) -> Tensor:
     """[B, ..., F] → [B, T, F]."""
     return tensor.reshape(tensor.shape[0], tensor.shape[1:-1].numel(), tensor.shape[-1])
+
+
+def _explain(trainable: frozenset[str]) -> tuple[str, str]:
+    if "weight" not in trainable:
+        return "factors", "only its bias is trained"
+    return "factors", "one position per example: the norm is |x||g|"
+
+
+RULE = Rule(
+    "linear",
+    (nn.Linear,),
+    piece,
+    _explain,
+    (
+        (lambda: nn.Linear(4, 3), (4,)),
+        (lambda: nn.Linear(4, 3, bias=False), (5, 4)),
+        (lambda: nn.Linear(70, 60), (2, 70)),
+        (lambda: nn.Linear(4, 3), (2, 3, 4)),
+    ),
+    chooses=True,
+)

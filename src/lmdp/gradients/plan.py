@@ -1,4 +1,4 @@
-"""Which of its two exact rules a layer takes: the choice, in one place, and the plan that reports it.
+"""Which rule every module gets, which of its two ways a rule takes, and why: the table, the choice, the report.
 
     formed  per-example gradients are formed, measured and kept
     gram    norms come from Gram matrices of the positions; the layer's input and output gradient are kept
@@ -10,46 +10,58 @@ what stays in memory until the step. Neither changes a result beyond rounding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
+from torch import nn
 
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers per example of a layer: positions T, features on both sides of a position, weights, inputs + outputs."""
+from lmdp.gradients import compiled, conv, embedding, generic, linear, norm
+from lmdp.gradients.contract import Owner, Rule, Sizes
+from lmdp.layers import is_opaque, owned_parameters
 
-    positions: int
-    features: int
-    weights: int
-    factors: int
-    batch_size: int
-    bytes_each: int = 4
-
-    @property
-    def gram_work(self) -> int:
-        """Two T x T Gram matrices and a few passes over them. Constants fitted on CPU, in multiply-adds."""
-        return self.positions**2 * (self.features + 300)
-
-    @property
-    def formed_work(self) -> int:
-        """Every per-example weight is written, read for the norm and read again for the sum: little while in cache."""
-        return (60 if self.weights > IN_CACHE else 5) * self.weights
-
-    def kept(self, gram: bool) -> int:
-        """Bytes that stay until the step."""
-        return self.batch_size * self.bytes_each * (self.factors if gram else self.weights)
-
-    @property
-    def gram_is_lean(self) -> bool:
-        return self.factors < self.weights
-
-
-IN_CACHE = 2**15
-"""Weights of a layer whose gradients for a usual batch are not written to memory and read back."""
-
-Chooser = Callable[[Sizes], bool]
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (linear.RULE, conv.RULE, embedding.RULE, *norm.RULES, generic.RULE)  # the one for any module comes last
+}
 MOST_STORED = 2**27
 """Above this many numbers, per-example gradients of one layer are not formed if there is a leaner way."""
+
+
+def rule_for(module: nn.Module) -> Rule:
+    """The exact rule where the module computes what its class computes, otherwise the generic one.
+
+    A subclass with a forward of its own, or with further parameters, goes to the generic rule.
+    """
+    plain = {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
+    if plain and not is_opaque(module) and "forward" not in vars(module):
+        for rule in RULES.values():
+            if any(isinstance(module, kind) and _computes_like(type(module), kind) for kind in rule.kinds):
+                return rule
+    return generic.RULE
+
+
+def _computes_like(mine: type[nn.Module], kind: type[nn.Module]) -> bool:
+    return all(getattr(mine, name, None) is getattr(kind, name, None) for name in ("forward", "_conv_forward"))
+
+
+def owners_of(model: nn.Module, whole: frozenset[str]) -> list[Owner]:
+    """One owner for each module with trainable parameters; a module taken as a whole answers for its subtree."""
+    modules = dict(model.named_modules())
+    if unknown := sorted(whole - set(modules)):
+        raise ValueError(f"generic names {unknown}, which are not modules of the model. It has {sorted(modules)}.")
+    owners: list[Owner] = []
+    inside: list[str] = []
+    for name, module in modules.items():
+        if any(name.startswith(prefix) for prefix in inside):
+            continue
+        as_whole = name in whole or is_opaque(module)
+        if as_whole:
+            inside.append(f"{name}." if name else "")
+        named = module.named_parameters() if as_whole else owned_parameters(module)
+        parameters = {relative: p for relative, p in named if p.requires_grad}
+        if parameters:
+            owners.append(Owner(name, module, parameters, generic.RULE if name in whole else rule_for(module)))
+    return owners
 
 
 def by_cost(sizes: Sizes) -> bool:
@@ -58,17 +70,37 @@ def by_cost(sizes: Sizes) -> bool:
     return huge or sizes.gram_work < sizes.formed_work
 
 
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+
 @dataclass
-class Entry:
-    """One layer of the plan."""
+class Choice:
+    """Of one layer, and why."""
 
     sizes: Sizes
     gram: bool
     reason: str
 
+    @classmethod
+    def by_cost(cls, sizes: Sizes) -> Choice:
+        gram, work = by_cost(sizes), (sizes.gram_work / 1e6, sizes.formed_work / 1e6)
+        if gram and work[0] >= work[1]:
+            return cls(sizes, gram, f"{sizes.weights} weights for every example of a batch are too many to keep")
+        sign = "<" if gram else ">="
+        return cls(sizes, gram, f"T = {sizes.positions}: Gram {work[0]:.3g}M {sign} forming {work[1]:.3g}M per example")
+
+    @property
+    def kept(self) -> int:
+        return self.sizes.kept(self.gram)
+
+    @property
+    def saving(self) -> int:
+        """Bytes that the other way would save."""
+        return self.kept - self.sizes.kept(not self.gram)
+
 
 @dataclass
-class Plan:
+class Choices:
     """Remembers every layer's choice. With a memory budget, layers move to their lean rule until the sum fits.
 
     The sizes of a layer are known when its first gradient arrives. Until then, and until a batch has passed that was as
@@ -76,52 +108,51 @@ class Plan:
     """
 
     memory_budget: int | None = None
-    entries: dict[str, Entry] = field(default_factory=dict)
+    by_name: dict[str, Choice] = field(default_factory=dict)
     _settled_for: int = 0
     _warned: bool = False
 
     def begin(self, batch_size: int) -> None:
         """A backward pass starts to deliver gradients of this many examples."""
-        if self.memory_budget is not None and batch_size > self._settled_for and self.entries:
-            self._settle(batch_size)
+        if self.memory_budget is not None and batch_size > self._settled_for and self.by_name:
+            self._settle(batch_size, self.memory_budget)
 
     def prefers_gram(self, name: str, sizes: Sizes) -> bool:
-        known = self.entries.get(name)
-        if known is None or not _alike(known.sizes, sizes):
-            known = self.entries[name] = self._first_choice(sizes)
+        before = self.by_name.get(name)
+        if before is None or before.sizes.shape != sizes.shape:
             self._settled_for = 0
-        elif self.memory_budget is None and known.sizes.batch_size != sizes.batch_size:
-            known = self.entries[name] = self._first_choice(sizes)
-        return known.gram
-
-    def _first_choice(self, sizes: Sizes) -> Entry:
+        elif self.memory_budget is not None or before.sizes.batch_size == sizes.batch_size:
+            return before.gram
         if self.memory_budget is not None:
-            return Entry(sizes, sizes.gram_is_lean, "the lean rule, until all layers have been seen")
-        return _cheaper(sizes)
+            choice = Choice(sizes, sizes.gram_is_lean, "the lean rule, until all layers have been seen")
+        else:
+            choice = Choice.by_cost(sizes)
+        self.by_name[name] = choice
+        return choice.gram
 
-    def _settle(self, batch_size: int) -> None:
+    def _settle(self, batch_size: int, budget: int) -> None:
         """Every layer on its cheaper rule; then, where that is not lean, by work per byte saved until the sum fits."""
-        assert self.memory_budget is not None
-        for name, entry in self.entries.items():
-            fields = {**vars(entry.sizes), "batch_size": batch_size}
-            self.entries[name] = _cheaper(Sizes(**fields))
-        movable = [e for e in self.entries.values() if e.gram != e.sizes.gram_is_lean]
-        movable.sort(key=lambda e: _extra_work(e.sizes) / max(1, e.sizes.kept(e.gram) - e.sizes.kept(not e.gram)))
-        for entry in movable:
-            if self.kept <= self.memory_budget:
+        for name, choice in self.by_name.items():
+            self.by_name[name] = Choice.by_cost(replace(choice.sizes, batch_size=batch_size))
+        movable = [c for c in self.by_name.values() if c.gram != c.sizes.gram_is_lean]
+        movable.sort(key=lambda c: c.sizes.extra_work / max(1, c.saving))
+        for choice in movable:
+            if self.kept <= budget:
                 break
-            entry.gram = not entry.gram
-            more = 100 * _extra_work(entry.sizes) / max(1, _total_work(entry.sizes))
-            saved = (entry.sizes.kept(not entry.gram) - entry.sizes.kept(entry.gram)) / 2**10 / batch_size
-            entry.reason = (
+            sizes, saved = choice.sizes, choice.saving / 2**10 / batch_size
+            # Of the cheaper rule, with forward, input gradient and weight gradient.
+            whole = min(sizes.gram_work, sizes.formed_work) + 3 * sizes.positions * sizes.weights
+            more = 100 * sizes.extra_work / max(1, whole)
+            choice.gram = not choice.gram
+            choice.reason = (
                 f"memory budget: saves {saved:.1f} kB an example for about {more:.0f} % more work in this layer"
             )
         self._settled_for = batch_size
-        if self.kept > self.memory_budget and not self._warned:
+        if self.kept > budget and not self._warned:
             self._warned = True
             # Without numbers of the batch: its size is private.
             warnings.warn(
-                f"memory_budget is {self.memory_budget} bytes, and the leanest rules keep more for a batch of this "
+                f"memory_budget is {budget} bytes, and the leanest rules keep more for a batch of this "
                 "size. Set max_physical_batch_size to split batches.",
                 stacklevel=2,
             )
@@ -129,25 +160,69 @@ class Plan:
     @property
     def kept(self) -> int:
         """Bytes that all layers with a choice keep until the step."""
-        return sum(entry.sizes.kept(entry.gram) for entry in self.entries.values())
+        return sum(choice.kept for choice in self.by_name.values())
 
 
-def _cheaper(sizes: Sizes) -> Entry:
-    gram, work = by_cost(sizes), (sizes.gram_work / 1e6, sizes.formed_work / 1e6)
-    if gram and work[0] >= work[1]:
-        return Entry(sizes, gram, f"{sizes.weights} weights for every example of a batch are too many to keep")
-    sign = "<" if gram else ">="
-    return Entry(sizes, gram, f"T = {sizes.positions}: Gram {work[0]:.3g}M {sign} forming {work[1]:.3g}M per example")
+# -- the report -------------------------------------------------------------------------------------------------------
 
 
-def _extra_work(sizes: Sizes) -> int:
-    return abs(sizes.gram_work - sizes.formed_work)
+@dataclass(frozen=True)
+class PlannedModule:
+    """One module of the plan. `kept_bytes` stay in memory between backward and step, where there is a choice.
+
+    They are those of one example, because the size of a Poisson batch is private.
+    """
+
+    name: str
+    kind: str
+    rule: str
+    reason: str
+    kept_bytes: int | None
+
+    @classmethod
+    def of(cls, owner: Owner, choice: Choice | None, *, seen: bool, repeated: bool) -> PlannedModule:
+        kept = None
+        if repeated:
+            rule, reason = "formed", "used more than once: the gradients of all uses are added"
+        elif choice is not None:
+            rule, reason = "gram" if choice.gram else "formed", choice.reason
+            kept = choice.kept // choice.sizes.batch_size
+        elif seen or not owner.rule.chooses:
+            rule, reason = owner.rule.explain(owner.trainable)
+        else:
+            rule, reason = "undecided", "decided when its first gradient arrives"
+        return cls(owner.name, type(owner.module).__name__, rule, reason, kept)
 
 
-def _total_work(sizes: Sizes) -> int:
-    """Of the cheaper rule, with forward, input gradient and weight gradient."""
-    return min(sizes.gram_work, sizes.formed_work) + 3 * sizes.positions * sizes.weights
+@dataclass(frozen=True)
+class Plan:
+    """One line per module; printing it gives a table."""
+
+    modules: tuple[PlannedModule, ...]
+    memory_budget: int | None
+    kept_bytes: int
+    loops: str
+
+    @classmethod
+    def of(cls, owners: Iterable[Owner], choices: Choices, seen: Collection[str], repeated: Collection[str]) -> Plan:
+        """As of the last backward pass. `seen`, `repeated`: modules whose gradients arrived, or arrived again."""
+        modules = tuple(
+            PlannedModule.of(o, choices.by_name.get(o.name), seen=o.name in seen, repeated=o.name in repeated)
+            for o in owners
+        )
+        kept = sum(m.kept_bytes or 0 for m in modules)
+        return cls(modules, choices.memory_budget, kept, compiled.description())
+
+    def __str__(self) -> str:
+        width = max((len(m.name) for m in self.modules), default=0)
+        lines = [
+            f"{m.name:{width}s}  {m.kind:12s}  {m.rule:12s}  {_kilobytes(m.kept_bytes):>9s}  {m.reason}"
+            for m in self.modules
+        ]
+        budget = "no memory budget" if self.memory_budget is None else f"budget {self.memory_budget / 2**20:.1f} MB"
+        kept = f"kept between backward and step: {_kilobytes(self.kept_bytes)} an example ({budget})"
+        return "\n".join([*lines, kept, self.loops])
 
 
-def _alike(a: Sizes, b: Sizes) -> bool:
-    return (a.positions, a.features, a.weights, a.factors) == (b.positions, b.features, b.weights, b.factors)
+def _kilobytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**10:.1f} kB"

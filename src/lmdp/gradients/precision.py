@@ -57,8 +57,8 @@ class _Matmul:
 
     @property
     def fp32_precision(self) -> str:
-        found: str = torch.get_float32_matmul_precision()
-        return "none" if found == "highest" else found
+        precision: str = torch.get_float32_matmul_precision()
+        return "none" if precision == "highest" else precision
 
     @fp32_precision.setter
     def fp32_precision(self, value: str) -> None:

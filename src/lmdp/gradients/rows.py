@@ -1,7 +1,9 @@
-"""What a rule returns: one module's part of every example's gradient, without saying how it is held.
+"""How pieces are held, and how norms and sums of rows are formed so that rounding never hides a norm.
 
-A piece knows the squared norm of each example's part and can sum the parts under any per-example weights. Some hold
-the per-example gradients themselves (`Stored`), some only the layer's input and output gradient (`Factored`).
+    Stored    the per-example gradients themselves, as `Rows`
+    Factored  only the layer's input x and output gradient g
+
+B examples, T positions, D numbers of one example's gradient, S sums at once.
 """
 
 from __future__ import annotations
@@ -10,62 +12,9 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-
-from lmdp.gradients.plan import Chooser, by_cost
-
-
-@dataclass(frozen=True)
-class Use:
-    """One call of one module: what the tape saw of it in the forward and in the backward pass.
-
-    `outputs` are kept for the generic rule only. A rule that has two ways asks `prefers_gram` which to take.
-    """
-
-    module: nn.Module
-    trainable: frozenset[str]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: tuple[Tensor, ...]
-    output_grads: tuple[Tensor, ...]
-    batch_size: int
-    rng_state: Tensor | None = None
-    prefers_gram: Chooser = by_cost
-
-    @property
-    def input(self) -> Tensor:
-        """The one tensor that a plain layer takes."""
-        value = self.args[0] if self.args else self.kwargs["input"]
-        assert isinstance(value, Tensor)
-        return value
-
-    @property
-    def output_grad(self) -> Tensor:
-        return self.output_grads[0]
-
-
-class Piece(Protocol):
-    """Parameter names are relative to the module. B examples throughout."""
-
-    @property
-    def squared_norms(self) -> dict[str, Tensor]:
-        """Squared norms [B] of the examples' parts; keys are parameter names, or "" for all of them together."""
-        ...
-
-    def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """sum_i scales[name][s, i] * gradient_i of every parameter, in its shape, for each s."""
-        ...
-
-    def per_example(self) -> dict[str, Tensor]:
-        """The gradients themselves, [B, *shape]: for parameters that are used more than once."""
-        ...
-
-    def without(self, dropped: Tensor) -> Piece:
-        """The same with the examples where `dropped` is true set to exactly zero."""
-        ...
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -98,20 +47,20 @@ class Rows:
 
     def weighted_sums(self, scales: Tensor) -> tuple[Tensor, ...]:
         """Under each row of `scales` [S, B]; all in one pass, which takes as long as reading the gradients."""
-        first, *others = self.blocks
-        some, *rest = self._split(scales.to(first.dtype), 1)
+        first, *others = self.blocks  # [b, D] each
+        scale, *rest = self._split(scales.to(first.dtype), 1)  # [S, b] each
         width = first.shape[1]
         run = even_run(width, LONG)
         if run == width:
-            total = some @ first
-            for block, some in zip(others, rest):
-                total.addmm_(some, block)
+            total = scale @ first  # [S, D]
+            for block, scale in zip(others, rest):
+                total.addmm_(scale, block)
         else:  # in runs, which are shared among threads; a product with so few rows would be left to one
             runs = (width // run, -1, -1)
-            total = torch.bmm(some.expand(runs), _cut(first, run))
-            for block, some in zip(others, rest):
-                total.baddbmm_(some.expand(runs), _cut(block, run))
-            total = total.transpose(0, 1).flatten(1)
+            total = torch.bmm(scale.expand(runs), _cut(first, run))  # [runs, S, run]
+            for block, scale in zip(others, rest):
+                total.baddbmm_(scale.expand(runs), _cut(block, run))
+            total = total.transpose(0, 1).flatten(1)  # [S, D]
         sums: tuple[Tensor, ...] = self.restore(total).unbind()
         return sums
 
@@ -173,17 +122,17 @@ class Stored:
 
     @property
     def squared_norms(self) -> dict[str, Tensor]:
-        return {k: r.squared_norms for k, r in self.rows.items()}
+        return {name: rows.squared_norms for name, rows in self.rows.items()}
 
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        found = [r.weighted_sums(scales[k]) for k, r in self.rows.items()]
-        return [dict(zip(self.rows, sums)) for sums in zip(*found)]
+        sums = [rows.weighted_sums(scales[name]) for name, rows in self.rows.items()]
+        return [dict(zip(self.rows, each)) for each in zip(*sums)]
 
     def per_example(self) -> dict[str, Tensor]:
-        return {k: r.all() for k, r in self.rows.items()}
+        return {name: rows.all() for name, rows in self.rows.items()}
 
     def without(self, dropped: Tensor) -> Stored:
-        return Stored({k: r.without(dropped) for k, r in self.rows.items()})
+        return Stored({name: rows.without(dropped) for name, rows in self.rows.items()})
 
 
 @dataclass(frozen=True)
@@ -258,8 +207,8 @@ def dot_product(a: Tensor, b: Tensor) -> Tensor:
 @functools.cache
 def even_run(width: int, longest: int) -> int:
     """The largest divisor of `width` up to `longest`; all of it if there is only a small one."""
-    found = next(run for run in range(min(width, longest), 0, -1) if width % run == 0)
-    return found if 8 * found >= longest else width
+    run = next(run for run in range(min(width, longest), 0, -1) if width % run == 0)
+    return run if 8 * run >= longest else width
 
 
 SHORT, LONG = 2**11, 2**14
@@ -282,9 +231,9 @@ def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> 
     Squares of x or g below 1e-22 (float32) may have lost terms to underflow although the product, the gradient, is not
     small. Such an example cannot be measured; an infinite norm removes it.
     """
-    products = (gram_x * gram_g).sum(dim=(1, 2)).double().clamp(min=0)
-    squares_x, squares_g = (gram.diagonal(dim1=1, dim2=2).double().clamp(min=0) for gram in (gram_x, gram_g))
-    reach = (squares_x * squares_g).sqrt().sum(1)
+    products = (gram_x * gram_g).sum(dim=(1, 2)).double().clamp(min=0)  # [B]
+    squares_x, squares_g = (gram.diagonal(dim1=1, dim2=2).double().clamp(min=0) for gram in (gram_x, gram_g))  # [B, T]
+    reach = (squares_x * squares_g).sqrt().sum(1)  # [B]
     info = torch.finfo(gram_x.dtype)
     norms = products + 8 * info.eps * reach.square()
     faint = (squares_x.sum(1) < 1e16 * info.tiny) | (squares_g.sum(1) < 1e16 * info.tiny)

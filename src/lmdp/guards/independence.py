@@ -6,7 +6,7 @@ The guarantee needs a loss that is a sum or mean of terms which each depend on o
               others must not change
     loss      in the first step, where the user's backward() begins: the gradient at one example's output must not
               depend on another's output, and the mean must not divide by something that labels decide
-    divisors  in every step: what the loss divides by is fixed, or the number of examples (divisors.py)
+    divisors  in every step: what the loss divides by is fixed, or the number of examples (loss_scale.py)
 
 Nothing of this leaks. The first look sees only shapes. The others see private outputs, but for a loss whose terms each
 depend on one example they find nothing, whatever the data: the derivative is zero, not small, and the divisor is what
@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import random
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lmdp.guards.loss_scale import Divisors, is_of_many, walk
+from lmdp.gradients.attach import look
+from lmdp.gradients.capture import leading_dimension
+from lmdp.guards.loss_scale import LossScale, is_of_many, walk
 
 ROWS = 4
 TRIES = 3
@@ -56,32 +57,30 @@ class Outputs:
         return like.movedim(self.dim, 0)
 
 
-class MixingProbe:
-    """Judges the model and the loss in the first step that allows it, the divisors in each, until `close`."""
+class Independence:
+    """Judges the model and the loss in the first step that allows it, what it divides by in each, until `close`."""
 
     def __init__(self, model: nn.Module, *, mean_loss: bool = True) -> None:
         self._model = weakref.ref(model)
         self._mean_loss = mean_loss
         self._tries_left = {"model": TRIES, "loss": TRIES}
-        self._divisors = Divisors(mean_loss=mean_loss)
+        self._loss_scale = LossScale(mean_loss=mean_loss)
         self._dims: list[int | None] | None = None
         self.refused = False
         self._rows: list[Outputs] = []
-        _watch(self)
 
     @property
     def done(self) -> bool:
-        """Whether only the divisors are left to look at."""
+        """Whether only what the loss divides by is left to look at."""
         return not any(self._tries_left.values())
 
     def close(self) -> None:
         self._tries_left = dict.fromkeys(self._tries_left, 0)
         self._rows.clear()
-        _unwatch(self)
 
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any:
         """Judge the model; give the same output back, so that the loss can be told from the model."""
-        model, size = self._model(), _batch_size((args, kwargs))
+        model, size = self._model(), leading_dimension((args, kwargs))
         if model is None or not size:
             return output
         if self._tries_left["model"]:
@@ -97,6 +96,13 @@ class MixingProbe:
 
     def before_backward(self, loss: Tensor) -> None:
         """Judge the loss, if it was computed from the model's outputs."""
+        try:
+            self._judge(loss)
+        except RuntimeError:
+            self.refused = True
+            raise
+
+    def _judge(self, loss: Tensor) -> None:
         reached = _reached(loss, self._rows)
         if not reached:
             return
@@ -106,7 +112,7 @@ class MixingProbe:
         if self._tries_left["loss"]:
             self._judge_loss(loss, reached)
         sizes = {row.output.shape[row.dim] for row in reached}
-        if len(sizes) == 1 and not self._divisors.hold(loss, outputs, sizes.pop()):
+        if len(sizes) == 1 and not self._loss_scale.hold(loss, outputs, sizes.pop()):
             told, ought = ("mean", "the number of examples") if self._mean_loss else ("sum", "a constant")
             raise RuntimeError(
                 f"the loss divides by something else than in the steps before, and not by {ought} (a mask, labels that "
@@ -127,11 +133,12 @@ class MixingProbe:
         ]
 
     def _judge_model(self, model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
-        found = _made_up_outputs(model, args, kwargs, size)
+        outputs = _made_up_outputs(model, args, kwargs, size)
         verdict = None
-        if found is not None:
-            self._dims = [_counting_dim(a, longer) for a, _, longer in found]
-            verdict = _outputs_meet([(a, b, dim) for (a, b, _), dim in zip(found, self._dims) if dim is not None])
+        if outputs is not None:
+            self._dims = [_counting_dim(plain, longer) for plain, _, longer in outputs]
+            pairs = [(a, b, dim) for (a, b, _), dim in zip(outputs, self._dims) if dim is not None]
+            verdict = _outputs_meet(pairs)
         if verdict:
             raise RuntimeError(
                 "the model lets the examples of a batch meet: on made-up inputs, changing one example changed the "
@@ -160,15 +167,15 @@ def _made_up_outputs(model: nn.Module, args: Any, kwargs: Any, size: int) -> lis
     leaves, spec = pytree.tree_flatten((args, kwargs))
     batches = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size]
     longer = [_made_up(leaf, generator) for leaf in batches]
-    plain = [made[:ROWS] for made in longer]
+    plain = [rows[:ROWS] for rows in longer]
     # Of several tensors of this length only the first is sure to count examples.
-    changed = [_changed(made, generator) if i == 0 else made for i, made in enumerate(plain)]
+    changed = [_changed(rows, generator) if i == 0 else rows for i, rows in enumerate(plain)]
 
-    def run(made: list[Tensor]) -> list[Any]:
-        left = iter(made)
+    def run(inputs: list[Tensor]) -> list[Any]:
+        left = iter(inputs)
         mine = [next(left) if any(leaf is b for b in batches) else leaf for leaf in leaves]
         mine_args, mine_kwargs = pytree.tree_unflatten(mine, spec)
-        with torch.no_grad(), _same_chance(model):
+        with torch.no_grad(), same_randomness(0, _devices(model)):
             return pytree.tree_leaves(copy.deepcopy(model)(*mine_args, **mine_kwargs))  # a copy: it may keep count
 
     try:
@@ -181,13 +188,13 @@ def _made_up_outputs(model: nn.Module, args: Any, kwargs: Any, size: int) -> lis
 
 
 @contextlib.contextmanager
-def _same_chance(model: nn.Module) -> Iterator[None]:
-    """Every run draws the same dropout, and nobody else's draws change."""
-    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' models may draw from it
-    with torch.random.fork_rng(_devices(model)):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
+def same_randomness(seed: int, devices: Sequence[int] = ()) -> Iterator[None]:
+    """Every run inside draws the same (initial weights, dropout, shuffles), and nobody else's draws change."""
+    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' code may draw from it
+    with torch.random.fork_rng(list(devices)):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             yield
         finally:
@@ -203,11 +210,11 @@ def _counting_dim(plain: Any, longer: Any) -> int | None:
     return grown[0] if len(grown) == 1 and plain.shape[grown[0]] == ROWS else None
 
 
-def _outputs_meet(found: Sequence[tuple[Tensor, Tensor, int]]) -> bool | None:
+def _outputs_meet(outputs: Sequence[tuple[Tensor, Tensor, int]]) -> bool | None:
     """Whether the outputs of unchanged examples changed; None if that cannot be told from these."""
-    pairs = [(a.movedim(d, 0)[1:], b.movedim(d, 0)[1:]) for a, b, d in found if a.shape == b.shape]
-    known = any(torch.isfinite(a).any() for a, _ in pairs)
-    return any(_differ(a, b) for a, b in pairs) if known else None
+    others = [(a.movedim(d, 0)[1:], b.movedim(d, 0)[1:]) for a, b, d in outputs if a.shape == b.shape]
+    finite = any(torch.isfinite(a).any() for a, _ in others)
+    return any(_differ(a, b) for a, b in others) if finite else None
 
 
 def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -219,29 +226,30 @@ def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
     )
 
 
-def _changed(made: Tensor, generator: torch.Generator) -> Tensor:
+def _changed(rows: Tensor, generator: torch.Generator) -> Tensor:
     """The same but for the first example."""
-    changed = made.clone()
-    if made.is_floating_point():
-        changed[0] = 1 + 2 * torch.randn(made.shape[1:], generator=generator).to(made)
-    elif made.dtype != torch.bool:
+    changed = rows.clone()
+    if rows.is_floating_point():
+        changed[0] = 1 + 2 * torch.randn(rows.shape[1:], generator=generator).to(rows)
+    elif rows.dtype != torch.bool:
         changed[0] = 1
     return changed
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
     tolerance = 1e-6 if a.dtype == torch.float64 else 1e-3 if a.dtype == torch.float32 else 5e-2
-    known = torch.isfinite(a) & torch.isfinite(b)
-    off = torch.where(known, (a - b).abs(), torch.zeros_like(a))
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    off = torch.where(finite, (a - b).abs(), torch.zeros_like(a))
     return bool((off > tolerance * (1 + a.abs())).any())
 
 
 def _rows_meet(loss: Tensor, rows: Sequence[Outputs]) -> bool | None:
     """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
     try:
-        with torch.enable_grad(), _not_received():
+        with torch.enable_grad():
             outputs = [row.output for row in rows]
-            grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
+            with look(loss):
+                grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
             used = [(row, row.of(g)) for row, g in zip(rows, grads) if g is not None]
             sizes = {len(g) for _, g in used}
             if len(sizes) != 1 or min(sizes) < 2:
@@ -257,14 +265,17 @@ def _rows_meet(loss: Tensor, rows: Sequence[Outputs]) -> bool | None:
             if not dependent:
                 return False  # the gradient at the outputs is a constant
             total = torch.stack(dependent).sum()
-            found = torch.autograd.grad(total, [row.output for row, _ in used], retain_graph=True, allow_unused=True)
+            with look(total):
+                seconds = torch.autograd.grad(
+                    total, [row.output for row, _ in used], retain_graph=True, allow_unused=True
+                )
     except RuntimeError:  # a loss that cannot be differentiated twice
         return None
-    known = [row.of(h) for (row, _), h in zip(used, found) if h is not None]
-    if not known:
+    reached = [row.of(h) for (row, _), h in zip(used, seconds) if h is not None]
+    if not reached:
         return False
-    inside = max(_largest(h[chosen]) for h in known)
-    outside = max(_largest(h[rest]) for h in known)
+    inside = max(_largest(h[chosen]) for h in reached)
+    outside = max(_largest(h[rest]) for h in reached)
     if outside > 1e-6 * inside:
         return True
     return False if inside > 0 else None
@@ -295,10 +306,10 @@ def _refuse_other_reduction(loss: Tensor, mean_loss: bool) -> None:
     """A loss of torch's own that says how it combines examples, where make_private was told otherwise."""
     reduction = getattr(loss.grad_fn, "_saved_reduction", None)
     if reduction == (2 if mean_loss else 1):
-        found, told = ("sum", "mean") if mean_loss else ("mean", "sum")
+        seen, told = ("sum", "mean") if mean_loss else ("mean", "sum")
         raise RuntimeError(
-            f"the loss is a {found} over the examples of a batch, but loss_reduction is '{told}': every example would "
-            f"be scaled by the size of the batch. Pass loss_reduction='{found}' to make_private."
+            f"the loss is a {seen} over the examples of a batch, but loss_reduction is '{told}': every example would "
+            f"be scaled by the size of the batch. Pass loss_reduction='{seen}' to make_private."
         )
 
 
@@ -307,13 +318,8 @@ def _reached(loss: Tensor, rows: Sequence[Outputs]) -> list[Outputs]:
     if not rows:  # a loss of another model: its graph may be long
         return []
     nodes = {row.node for row in rows}
-    found = set(walk(loss.grad_fn, nodes.__contains__))
-    return [row for row in rows if row.node in found]
-
-
-def _batch_size(inputs: Any) -> int | None:
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    return len(tensors[0]) if tensors else None
+    below = set(walk(loss.grad_fn, nodes.__contains__))
+    return [row for row in rows if row.node in below]
 
 
 def _is_float(leaf: Any, dim: int) -> bool:
@@ -321,76 +327,6 @@ def _is_float(leaf: Any, dim: int) -> bool:
 
 
 def _devices(model: nn.Module) -> list[int]:
-    found = {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
-    return sorted(found)
-
-
-probing = False
-"""While true, what a backward pass delivers to taps is the probe's, not the user's."""
-
-
-@contextlib.contextmanager
-def _not_received() -> Iterator[None]:
-    global probing
-    probing = True
-    try:
-        yield
-    finally:
-        probing = False
-
-
-# -- where the user's backward() begins -------------------------------------------------------------------------------
-# Torch has no hook for it. While a private model is attached, its entry point is wrapped; then it is put back.
-
-_waiting: weakref.WeakSet[MixingProbe] = weakref.WeakSet()
-_entry: Any = None
-
-
-def _watch(probe: MixingProbe) -> None:
-    global _entry
-    _waiting.add(probe)
-    weakref.finalize(probe, _put_back)
-    if _entry is not None:
-        return
-    original = _entry = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        loss = _as_one(tensors, args[0] if args else kwargs.get("grad_tensors"))
-        if loss is not None:
-            for waiting in list(_waiting):
-                try:
-                    waiting.before_backward(loss)
-                except RuntimeError:
-                    waiting.refused = True
-                    raise
-        original(tensors, *args, **kwargs)
-
-    torch.autograd.backward = backward
-
-
-def _as_one(tensors: Any, gradients: Any) -> Tensor | None:
-    """The one number that is differentiated, whatever form backward() was given it in."""
-    losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    given = [gradients] * len(losses) if gradients is None or isinstance(gradients, Tensor) else list(gradients)
-    if not losses or len(losses) != len(given) or not all(loss.requires_grad for loss in losses):
-        return None
-    if len(losses) == 1 and losses[0].numel() == 1:
-        return losses[0]
-    with torch.enable_grad():
-        parts = [loss.sum() if g is None else (loss * g.detach()).sum() for loss, g in zip(losses, given)]
-        return torch.stack(parts).sum()
-
-
-def _unwatch(probe: MixingProbe) -> None:
-    _waiting.discard(probe)
-    _put_back()
-
-
-def _put_back() -> None:
-    """Once nobody waits any more."""
-    global _entry
-    if not _waiting and _entry is not None:
-        if getattr(torch.autograd.backward, "__wrapped__", None) is _entry:  # else somebody wrapped it after us
-            torch.autograd.backward = cast(Any, _entry)
-        _entry = None
+    return sorted(
+        {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
+    )

@@ -96,29 +96,29 @@ NOT_LINEAR = {
 TAKES_APART = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind"}
 
 
-class Divisors:
+class LossScale:
     """Remembers the factors of the batches so far; `hold` is False once they are more than two losses explain."""
 
     def __init__(self, *, mean_loss: bool) -> None:
         self._mean_loss = mean_loss
-        self._known: dict[bool, list[list[float]]] = {True: [], False: []}
+        self._before: dict[bool, list[list[float]]] = {True: [], False: []}
 
     def hold(self, loss: Tensor, outputs: set[Any], size: int) -> bool:
         """Whether this loss, of `size` examples, has factors like the ones before. `outputs`: the model's nodes."""
         if size < 2 or loss.element_size() <= 2:
             return True
-        with_them, without = (self._is_known(loss, outputs, size, multipliers) for multipliers in (True, False))
+        with_them, without = (self._is_as_before(loss, outputs, size, multipliers) for multipliers in (True, False))
         return with_them or without
 
-    def _is_known(self, loss: Tensor, outputs: set[Any], size: int, multipliers: bool) -> bool:
-        found = _factors(loss, outputs, multipliers)
-        if not found:
+    def _is_as_before(self, loss: Tensor, outputs: set[Any], size: int, multipliers: bool) -> bool:
+        factors, losses = _factors(loss, outputs, multipliers), self._before[multipliers]
+        if not factors:
             return True
-        now, known = sorted(factor * size if self._mean_loss else factor for factor in found), self._known[multipliers]
-        if any(_alike(before, now) for before in known):
+        now = sorted(factor * size if self._mean_loss else factor for factor in factors)
+        if any(_alike(before, now) for before in losses):
             return True
-        known.append(now)
-        return len(known) <= MOST_LOSSES
+        losses.append(now)
+        return len(losses) <= MOST_LOSSES
 
 
 def kind(node: Any) -> str:
@@ -165,24 +165,24 @@ def _alike(a: list[float], b: list[float]) -> bool:
 def _factors(loss: Tensor, outputs: set[Any], multipliers: bool) -> set[float] | None:
     """The factors of all terms; None if a node is not known, or if they are too many to follow."""
     arriving: dict[Any, set[float]] = {loss.grad_fn: {1.0}}
-    found: set[float] = set()
+    ends: set[float] = set()
     for node in _in_order(loss.grad_fn, outputs):
         factors = arriving.pop(node, set())
         reduction = getattr(node, "_saved_reduction", None)
         if node in outputs or kind(node) in NOT_LINEAR or _is_product_of_outputs(node) or reduction is not None:
-            own = _mean_of(node) if reduction == 1 else 1.0
+            mean = _mean_of(node) if reduction == 1 else 1.0
             if is_of_many(node, outputs):
-                found |= {factor * own for factor in factors}
+                ends |= {factor * mean for factor in factors}
         elif kind(node) not in LINEAR:
             return None
         elif not takes_apart(node):
             for slot, (above, _) in enumerate(node.next_functions):
                 if above is not None:
-                    own = _own_factor(node, slot, multipliers)
-                    arriving.setdefault(above, set()).update(float(f"{factor * own:.6g}") for factor in factors)
+                    here = _factor_of(node, slot, multipliers)
+                    arriving.setdefault(above, set()).update(float(f"{factor * here:.6g}") for factor in factors)
                     if len(arriving[above]) > MOST_FACTORS:
                         return None
-    return {factor for factor in found if math.isfinite(factor) and factor != 0.0}
+    return {factor for factor in ends if math.isfinite(factor) and factor != 0.0}
 
 
 def _in_order(last: Any, outputs: set[Any]) -> list[Any]:
@@ -206,7 +206,7 @@ def _is_product_of_outputs(node: Any) -> bool:
     return kind(node) in ("Mul", "Div") and sum(above is not None for above, _ in node.next_functions) > 1
 
 
-def _own_factor(node: Any, slot: int, multipliers: bool) -> float:
+def _factor_of(node: Any, slot: int, multipliers: bool) -> float:
     """What this linear node multiplies its input `slot` with, where that is one number."""
     name = kind(node)
     if name == "Div":

@@ -1,11 +1,26 @@
-"""The trust boundary: the only room that sees private gradients.
+"""The mechanism: what a reviewer reads to believe an epsilon. The only room that sees private gradients.
 
-Read in this order: tape (what each layer saw) → mixing and divisors (that examples do not meet) → rules (norms and sums
-of per-example gradients; compiled holds their inner loops) → clipping (norms to scales, and the sensitivity) → weights
-(where w comes from) → step (sums, noise, release) → door (the user's optimizer) → engine (the API).
+The first six files carry the proof; each opens with its guarantee and with what it assumes. Read in this order:
+
+    sampling     Poisson draws: who is in a batch
+    clipping     norms [B, L] → scales [B, L], and how far one example can move the sum (formulas: `lmdp.methods`)
+    weights      where the layer weights w come from: private, public, fixed, batch
+    keystream    secret random bits
+    noise        normal numbers and uniform ones from them
+    step         sums + noise, divided by a public number, released
+    delivery     what the loader handed out, and what the loop did with it
+    optimizer    the private `optimizer.step()`: charge, then release
+    public       gradients of public examples, for the weights
+    diagnostics  un-noised numbers, off by default
+    statement    what a run promises, and every reason against certifying it
+    engine       `PrivacyEngine`: all of it around the user's own loop
+
+Beside them: `lmdp.accounting` (the mechanism as one value, and what its steps spend), `lmdp.gradients` (norms and sums
+of per-example gradients), `lmdp.guards` (what would break the assumptions).
 """
 
-from lmdp.guards.modules import make_compatible
 from lmdp.private.engine import PrivacyEngine
+from lmdp.private.statement import PrivacyStatement
+from lmdp.private.step import Observer
 
-__all__ = ["PrivacyEngine", "make_compatible"]
+__all__ = ["Observer", "PrivacyEngine", "PrivacyStatement"]

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lmdp.accounting import AccountantName, Ledger, Mechanism, PrivacyStatement, calibrate_noise
-from lmdp.gradients.capture import Tape
-from lmdp.gradients.describe import PrivatePlan, describe
-from lmdp.guards.modules import check_model, check_optimizer
+from lmdp.accounting import ACCOUNTANTS, Ledger, Mechanism, calibrate_noise
+from lmdp.gradients import Capture, Plan
+from lmdp.gradients.attach import is_attached, keep_freed_memory
+from lmdp.guards import Independence, check_model, check_optimizer, fingerprints, unnoised
 from lmdp.layers import LayerMap
-from lmdp.private import weights as w
-from lmdp.private.clipping import clipping
+from lmdp.private.clipping import Clipping
 from lmdp.private.diagnostics import Diagnostics
-from lmdp.private.noise import Chance, Entropy, Seeded
-from lmdp.private.optimizer import Door
+from lmdp.private.noise import Entropy, Randomness, Secure, Seeded
+from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.public import PublicProbe
-from lmdp.private.risk import error_rates_for
-from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of
-from lmdp.private.secure import Secure
-from lmdp.private.statement import (
-    SPENT,
-    Run,
-    all_reasons,
-    earlier_trainings,
-    fingerprints,
-    identity,
-    standing_reasons,
-    unnoised_state,
-)
-from lmdp.private.step import PrivateStep
+from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of, steps_per_pass
+from lmdp.private.statement import PrivacyStatement, Run, standing_reasons
+from lmdp.private.step import Observer, PrivateStep, StepOptions
+from lmdp.private.weights import LayerWeights, check_source, error_rates_for, risk_factors, source_for
 
 Criterion = Callable[[Any, Any], Tensor]
+Three = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
 
 
 class PrivacyEngine:
@@ -53,12 +44,13 @@ class PrivacyEngine:
     secure_mode  noise with a countermeasure to attacks on its last bits (floating point); cannot be seeded
     """
 
-    def __init__(self, accountant: AccountantName = "rdp", secure_mode: bool = False) -> None:
-        if accountant not in ("rdp", "pld"):
-            raise ValueError(f"accountant is {accountant!r}; it must be 'rdp' or 'pld'")
+    def __init__(self, accountant: str = "rdp", secure_mode: bool = False) -> None:
+        if accountant not in ACCOUNTANTS:
+            raise ValueError(f"accountant is {accountant!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
         self._secure = Secure() if secure_mode else None
-        self.accountant: AccountantName = accountant
+        self.accountant = accountant
         self.diagnostics: Diagnostics | None = None
+        self.observer = Observer()
         self._run: Run | None = None
 
     def make_private(
@@ -86,7 +78,7 @@ class PrivacyEngine:
         check_mixing: bool = True,
         diagnostics: bool = False,
         seed: int | None = None,
-    ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    ) -> Three:
         """Attach to a model, its optimizer and its data; from the next `optimizer.step()` on, training is private.
 
         method           dpsgd, autos, psac, perlayer, naive-perlayer, lm, lm-optimal
@@ -110,9 +102,55 @@ class PrivacyEngine:
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """
+        self._check(module, optimizer, loss_reduction, max_physical_batch_size, memory_budget, poisson_sampling)
+        rate, size = sample_rate_of(data_loader)
+        layers, mean_loss = LayerMap.of(module), loss_reduction == "mean"
+        clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
+        factors = risk_factors(error_rates_for(risk, layers), emphasis)
+        check_source(weights, clipping.method, public_data, data_loader.dataset)
+        randomness, loader, log = self.observer.randomness(self._randomness(seed)), data_loader, None
+        if poisson_sampling:
+            loader = poisson_loader(
+                data_loader,
+                uniforms=randomness.uniforms,
+                max_physical_batch_size=max_physical_batch_size,
+            )
+            log = loader.log
+        keep_freed_memory()
+        independence = Independence(module, mean_loss=mean_loss) if check_mixing else None
+        capture = Capture(module, layers, generic_modules=generic, memory_budget=memory_budget, watcher=independence)
+        try:
+            probe = partial(PublicProbe, capture, public_data, criterion, clipping)
+            source = source_for(weights, clipping.method, factors, probe=probe, every=public_every, share=weight_budget)
+            mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size)
+            self.diagnostics = Diagnostics() if diagnostics else None
+            options = StepOptions(mean_loss, allow_unused, self.diagnostics, self.observer)
+            step = PrivateStep(capture, clipping, source, randomness, mechanism, options)
+            ledger = Ledger(mechanism)
+            private = PrivateOptimizer(optimizer, step, ledger, log, self.observer)
+            observed = type(self.observer) is not Observer
+            reasons = standing_reasons(mechanism, poisson=poisson_sampling, seed=seed, observed=observed)
+            self._run = Run(capture, step, private, ledger, log, independence, size, reasons)
+        except BaseException:
+            capture.detach()
+            raise
+        if isinstance(loader, PoissonLoader):
+            loader.follow(lambda: ledger.steps)
+        return module, optimizer, loader
+
+    def _check(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_reduction: str,
+        max_physical_batch_size: int | None,
+        memory_budget: int | None,
+        poisson_sampling: bool,
+    ) -> None:
+        """Refuse what cannot be attached to, before anything is done."""
         if self._run is not None:
             raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
-        if Tape.is_attached_to(module):
+        if is_attached(module):
             raise RuntimeError("this model is already attached to a PrivacyEngine. Call detach() on that engine first.")
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction is {loss_reduction!r}; it must be 'mean' or 'sum'")
@@ -122,67 +160,24 @@ class PrivacyEngine:
             raise ValueError(f"memory_budget is {memory_budget}; it is a number of bytes and must be 1 or more")
         check_model(module)
         check_optimizer(module, optimizer)
-        rate, size = sample_rate_of(data_loader)
-        mechanism = Mechanism(float(noise_multiplier), rate)
-        layers = LayerMap.of(module)
-        method_clipping = clipping(method, clip_norm=float(max_grad_norm), layers=len(layers))
-        rates = error_rates_for(risk, layers)
-        _check_weights(method, weights, public_data, data_loader.dataset)
-        chance = self._chance(seed)
-        loader: DataLoader[Any] = data_loader
-        if poisson_sampling:
-            loader = poisson_loader(data_loader, coins=chance.coins, max_physical_batch_size=max_physical_batch_size)
-        optimal = method == "lm-optimal"
-        risk_factors = torch.ones(len(layers), dtype=torch.float64) if optimal else w.risk_factors(rates, emphasis)
 
-        tape = Tape(
-            module,
-            layers,
-            generic_modules=generic,
-            memory_budget=memory_budget,
-            check_mixing=check_mixing,
-            mean_loss=loss_reduction == "mean",
-        )
-        try:
-            probe = PublicProbe(tape, public_data, criterion, method_clipping, optimal) if weights == "public" else None
-            source = _source(weights, risk_factors, optimal, probe, public_every, weight_budget)
-            self.diagnostics = Diagnostics() if diagnostics else None
-            step = PrivateStep(
-                tape,
-                method_clipping,
-                source if method_clipping.reweighted else None,
-                chance,
-                noise_multiplier=mechanism.noise_multiplier,
-                expected_batch_size=rate * size,
-                mean_loss=loss_reduction == "mean",
-                allow_unused=allow_unused,
-                keep_raw=optimal and weights == "batch",
-                diagnostics=self.diagnostics,
-            )
-        except BaseException:
-            tape.detach()
-            raise
-        ledger = Ledger(mechanism, self.accountant)
-        feed = None
-        if isinstance(loader, PoissonLoader):
-            feed = loader.feed
-            loader.follow(lambda: ledger.steps)
-        self._run = Run(
-            tape=tape,
-            step=step,
-            door=Door(optimizer, step, ledger, feed),
-            ledger=ledger,
-            feed=feed,
-            standing_reasons=standing_reasons(mechanism, step, poisson_sampling, seed),
-            unnoised=unnoised_state(module),
+    def _mechanism(
+        self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, rate: float, size: int
+    ) -> Mechanism:
+        return Mechanism(
+            method=clipping.method.name,
+            weight_source=source.name,
+            clip_norm=clipping.clip_norm,
+            sensitivity=clipping.sensitivity,
+            noise_multiplier=noise_multiplier,
+            sample_rate=rate,
             expected_batch_size=rate * size,
-            dataset_size=size,
-            inherited_reasons=earlier_trainings(module),
+            accountant=self.accountant,
+            statistic_share=source.share,
+            neighbouring_relation=clipping.method.relation,
         )
-        SPENT.setdefault(module, []).append(ledger)
-        return module, optimizer, loader
 
-    def _chance(self, seed: int | None) -> Chance:
+    def _randomness(self, seed: int | None) -> Randomness:
         if seed is None:
             return self._secure or Entropy()
         if self._secure is not None:
@@ -200,7 +195,7 @@ class PrivacyEngine:
         epochs: float,
         max_grad_norm: float,
         **options: Any,
-    ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    ) -> Three:
         """`make_private` with the smallest noise that keeps `epochs` passes over the loader within the target.
 
         A step that would pass the target raises before it happens. `options` are those of `make_private`.
@@ -208,7 +203,7 @@ class PrivacyEngine:
         if "noise_multiplier" in options:
             raise TypeError("make_private_with_epsilon computes noise_multiplier; leave it out, or use make_private")
         rate, _ = sample_rate_of(data_loader)
-        steps = math.ceil(epochs * math.ceil(1 / rate - 1e-9) - 1e-9)
+        steps = math.ceil(epochs * steps_per_pass(rate) - 1e-9)
         if steps < 1:
             raise ValueError(f"epochs is {epochs}; it must be above 0")
         sigma = calibrate_noise(
@@ -230,16 +225,20 @@ class PrivacyEngine:
         ledger.target_epsilon, ledger.target_delta, ledger.planned_steps = target_epsilon, target_delta, steps
         return three
 
-    def plan(self) -> PrivatePlan:
+    def plan(self) -> Plan:
         """Which rule every module uses for its per-example gradients, and why. Print it after the first step."""
-        return describe(self._attached.tape)
+        return self._attached.capture.plan()
 
     def detach(self) -> None:
         """Make the model and the optimizer ordinary again. What was trained stays, and so does what it cost."""
         run = self._attached
-        run.door.remove()
-        run.tape.detach()
-        run.parameters_at_detach = fingerprints(run.tape.canonical_parameters.items())
+        run.capture.detach()
+        run.parameters_at_detach = fingerprints(run.capture.parameters.items())
+
+    @property
+    def attached(self) -> bool:
+        """Whether `make_private` has been called."""
+        return self._run is not None
 
     @property
     def steps(self) -> int:
@@ -248,17 +247,23 @@ class PrivacyEngine:
 
     @property
     def noise_multiplier(self) -> float:
-        return self._attached.ledger.mechanism.noise_multiplier
+        return self._attached.mechanism.noise_multiplier
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """One step as the accountant is told of it; `mechanism.event(steps)` can be composed with other events."""
+        return self._attached.mechanism
 
     @property
     def layers(self) -> LayerMap:
-        return self._attached.tape.layers
+        return self._attached.capture.layers
 
     @property
     def layer_weights(self) -> tuple[float, ...] | None:
         """The newest layer weights that are released; None for methods without, and for `batch`, which are private."""
-        source = self._attached.step.source
-        return None if source is None or source.reads_private_batch else tuple(source.current().tolist())
+        step = self._attached.step
+        secret = step.source.reads_batch or not step.clipping.method.reweighted
+        return None if secret else tuple(step.source.current().tolist())
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far."""
@@ -266,40 +271,22 @@ class PrivacyEngine:
 
     def privacy_statement(self, delta: float) -> PrivacyStatement:
         """What the steps so far promise, whether that is certified, and what is not covered."""
-        run = self._attached
-        source = run.step.source
-        return PrivacyStatement(
-            epsilon=run.ledger.epsilon(delta),
-            delta=delta,
-            accountant=run.ledger.accountant,
-            sampling="not Poisson (fixed batches)" if run.feed is None else "Poisson",
-            noise_multiplier=run.ledger.mechanism.noise_multiplier,
-            sample_rate=run.ledger.mechanism.sample_rate,
-            expected_batch_size=run.expected_batch_size,
-            steps=run.ledger.steps,
-            clip_norm=run.step.clipping.clip_norm,
-            sensitivity=run.step.clipping.sensitivity,
-            method=run.step.clipping.name,
-            weight_source="none" if source is None else source.name,
-            noise_source=run.step.chance.source,
-            reasons=all_reasons(run),
-        )
+        return self._attached.statement(delta)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides model and optimizer: steps paid for, and the released weight statistic."""
         run = self._attached
-        source = run.step.source
         return {
-            "identity": identity(run),
+            "identity": run.identity,
             "steps": run.ledger.steps,
-            "source": source.state() if source else {},
-            "reasons": list(all_reasons(run)),
+            "source": run.step.source.state(),
+            "reasons": list(run.reasons),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run that `state` was taken from; refuses one with other privacy parameters."""
         run = self._attached
-        mine, theirs = identity(run), dict(state["identity"])
+        mine, theirs = run.identity, dict(state["identity"])
         if mine != theirs:
             differing = {k: (theirs.get(k), mine.get(k)) for k in {*mine, *theirs} if theirs.get(k) != mine.get(k)}
             raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
@@ -310,37 +297,11 @@ class PrivacyEngine:
             )
         run.ledger.steps = int(state["steps"])
         run.inherited_reasons = tuple(dict.fromkeys([*run.inherited_reasons, *state["reasons"]]))
-        run.unnoised = unnoised_state(run.tape.model)
-        if run.step.source is not None:
-            run.step.source.restore(dict(state["source"]))
+        run.unnoised = unnoised(run.capture.model)
+        run.step.source.restore(dict(state["source"]))
 
     @property
     def _attached(self) -> Run:
         if self._run is None:
             raise RuntimeError("this engine is not attached to a training yet. Call make_private first.")
         return self._run
-
-
-def _check_weights(method: str, weights: str, public_data: Any, private: Any) -> None:
-    if weights not in w.SOURCES:
-        raise ValueError(f"weights is {weights!r}; it must be one of {', '.join(w.SOURCES)}")
-    if method == "lm-optimal" and weights not in ("public", "batch"):
-        raise ValueError(
-            f"method 'lm-optimal' with weights={weights!r}: bias-optimal weights are computed from gradients. Use "
-            "weights='public' with public_data (certified) or weights='batch' (the paper's, not certified)."
-        )
-    if weights == "public" and public_data is None:
-        raise ValueError("weights='public' needs public_data: (inputs, targets), a dataset or a data loader")
-    if public_data is not None and getattr(public_data, "dataset", public_data) is private:
-        raise ValueError("public_data is the private dataset itself. Pass examples that are public and not in it.")
-
-
-def _source(
-    name: str, risk: Tensor, optimal: bool, probe: PublicProbe | None, every: int, share: float
-) -> w.WeightSource:
-    base: w.Base = w.optimal_base if optimal else w.mean_ratio
-    if probe is not None:
-        return w.Public(risk, base=base, measure=probe, every=every)
-    if name == "private":
-        return w.Private(risk, share=share)
-    return w.Batch(risk, base=base) if name == "batch" else w.Fixed(risk)

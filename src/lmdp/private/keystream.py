@@ -1,40 +1,27 @@
 """Random bits: the key stream of AES-256 in counter mode.
 
-No output of the cipher tells of another to anybody without the key, and processors compute it faster than the usual
-generators of simulations. The counter only runs forward, so no bit is used twice; keys and counters are never written
-down.
+Guarantee. No bit is used twice: the counter only runs forward, regions of one key never meet, and a stream refuses
+to be used in a process that was forked from its own. To anybody without the key, no bit tells of another.
+
+Assumes that AES-256 is a good cipher and that keys are secret: they come from the operating system (`fresh_key`),
+and neither keys nor counters are ever written down. Processors compute it faster than the usual generators of
+simulations.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from lmdp.gradients.attach import REGISTRY
+
 KEY_BYTES = 32
 _ZEROS = memoryview(bytes(2**22))
 SPARE = 2
 """Words beyond the last one asked for: a block cipher may demand room for one more block."""
-
-
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
-
-
-def _process() -> tuple[int, int]:
-    """Tells a process from the one it was forked from, even if both have the same number, as with namespaces."""
-    return os.getpid(), _forks
 
 
 def fresh_key() -> bytes:
@@ -48,13 +35,13 @@ class KeyStream:
     def __init__(self, key: bytes, number: int = 0) -> None:
         counter = bytes([number]) + bytes(15)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-        self._process = _process()
+        self._process = REGISTRY.process
         self.drawn = 0
 
     @property
     def forked(self) -> bool:
         """Whether this process was forked from the one that the stream belongs to."""
-        return self._process != _process()
+        return self._process != REGISTRY.process
 
     def words(self, count: int, room: Tensor | None = None) -> Tensor:
         """int64 [count]: 64 bits each. In `room`, if there is one, of `count` + SPARE."""

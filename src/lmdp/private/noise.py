@@ -1,16 +1,19 @@
-"""Chance in a private training: the coins that decide who is in a batch, and the Gaussian noise.
+"""Everything that is random in a private training: who is drawn, and Gaussian noise.
 
     Entropy   a stream cipher under a key from the operating system, drawn on and on          (default)
     Seeded    every step has streams of its own, keyed by (seed, step): a resumed run repeats the uninterrupted one
-    Secure    as Entropy, with noise whose last bits do not give it away, in `secure.py`
+    Secure    as Entropy, with noise whose last bits do not give it away                      (`secure_mode=True`)
 
-All bits are those of `keystream.py`. (Seeding PyTorch's CPU generator with an integer keeps 32 bits, few enough for an
-attacker to try them all.)
+Guarantee. Noise is drawn anew in every step, independent of the data, of the sampling and of all noise before; its
+numbers are normal with the standard deviation asked for, in double precision, before they are rounded to the type of
+what they are added to. How many bits are drawn does not depend on data.
 
-Normal numbers are made in double precision, whatever they are added to, by the formula of Box and Muller, which has no
-branches. The uniform numbers behind them have 64 bits, and small ones 64 more, so
-that normal numbers go on to 13 deviations. Where draws end (PyTorch's, in single precision, at 5.77), a value beyond
-would tell for certain which of two datasets it came from.
+Assumes independent bits (`keystream.py`). A run under `Seeded` is reproducible, and therefore never certified.
+
+Normal numbers are made by the formula of Box and Muller, which has no branches. The uniform numbers behind them have
+64 bits, and small ones 64 more, so that normal numbers go on to 13 deviations. Where draws end (PyTorch's, in single
+precision, at 5.77), a value beyond would tell for certain which of two datasets it came from. (And seeding PyTorch's
+CPU generator with an integer keeps 32 bits, few enough for an attacker to try them all.)
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +30,7 @@ from torch import Tensor
 from lmdp.gradients import compiled
 from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
 
-_COINS, _NOISE = 0, 1
+_SAMPLING, _NOISE = 0, 1
 ROUND = 2**21
 """Normal numbers that are made at a time. One thread writes the bits that all read; in smaller rounds, whose memory is
 written again while other cores have it in their caches, that took up to four times as long."""
@@ -47,75 +50,6 @@ class Noise(Protocol):
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
         """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
         ...
-
-
-class Chance(Protocol):
-    """Everything that is random in a private training. `source` says in a statement where it comes from."""
-
-    source: str
-
-    def coins(self, draw: int, size: int) -> Tensor:
-        """Uniform numbers in [0, 1), float64, for the draw of this number."""
-        ...
-
-    def noise(self, step: int) -> Noise:
-        """The noise of this step."""
-        ...
-
-
-class Entropy:
-    """Keyed by the operating system; a resumed run has a new key, and so has a copy or a forked process."""
-
-    source = "AES-256-CTR keyed by the operating system"
-
-    def __init__(self, key: bytes | None = None) -> None:
-        """`key` is for tests only: a run whose key is known is not private."""
-        self._begin(fresh_key() if key is None else key)
-
-    def _begin(self, key: bytes) -> None:
-        self._coins, self._noise = KeyStream(key, _COINS), self._made(KeyStream(key, _NOISE))
-
-    def _made(self, stream: KeyStream) -> GaussianNoise:
-        return GaussianNoise(stream)
-
-    def coins(self, draw: int, size: int) -> Tensor:
-        self._after_fork()
-        return self._coins.uniform(size)
-
-    def noise(self, step: int) -> Noise:
-        self._after_fork()
-        return self._noise
-
-    def _after_fork(self) -> None:
-        """A forked process must not draw what its parent draws: their releases would differ without noise."""
-        if self._coins.forked:
-            self._begin(fresh_key())
-
-    def __reduce__(self) -> tuple[type[Entropy], tuple[()]]:
-        """A copy, or one sent to another process, has a key of its own."""
-        return Entropy, ()
-
-
-class Seeded:
-    """The coins of a draw and the noise of a step follow from the seed and their number, whatever came before."""
-
-    def __init__(self, seed: int) -> None:
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
-        self.source = "AES-256-CTR keyed by the seed for every step"
-        self._seed = seed
-
-    def coins(self, draw: int, size: int) -> Tensor:
-        return self._stream(_COINS, draw).uniform(size)
-
-    def noise(self, step: int) -> Noise:
-        return GaussianNoise(self._stream(_NOISE, step))
-
-    def _stream(self, *path: int) -> KeyStream:
-        """A key of its own for every seed and path."""
-        words = KEY_BYTES // 4
-        seeds = np.random.SeedSequence(self._seed, spawn_key=path, pool_size=words)
-        return KeyStream(seeds.generate_state(words).astype("<u4").tobytes())
 
 
 class GaussianNoise:
@@ -164,6 +98,23 @@ class GaussianNoise:
         return numbers.index_copy_(0, small, within.add_(cell).mul_(2.0**-63))
 
 
+class SummedNoise(GaussianNoise):
+    """Every number is half the sum of four normal ones, rounded to the parameter's type (arXiv 2107.10138).
+
+    A single normal number in floating point has few enough pre-images that the values it cannot take reveal what it was
+    added to; a sum of four has too many to search.
+    """
+
+    def _fill(self, part: Tensor, std: float, room: Room) -> None:
+        """Both of a pair go into different sums: they share a radius."""
+        total = torch.zeros_like(part, dtype=torch.float64)
+        cosine, sine = torch.empty(2, part.numel(), dtype=torch.float64, device=part.device)
+        for _ in range(2):
+            self.pairs(std / 2, cosine, sine, room)
+            total.add_(cosine).add_(sine.roll(1))
+        part.copy_(total)
+
+
 class Room:
     """Memory for as many pairs as a round has numbers (an even count), asked for once instead of in every round."""
 
@@ -206,3 +157,80 @@ def _laid_out(noise: Tensor, like: Tensor) -> Tensor:
     if like.is_contiguous() and like.device == noise.device:
         return noise
     return torch.empty_like(like, requires_grad=False).copy_(noise)
+
+
+class Randomness(Protocol):
+    """Everything that is random in a private training. `source` says in a statement where it comes from."""
+
+    source: str
+
+    def uniforms(self, draw: int, size: int) -> Tensor:
+        """Uniform numbers in [0, 1), float64, for the draw of this number."""
+        ...
+
+    def noise(self, step: int) -> Noise:
+        """The noise of this step."""
+        ...
+
+
+class Entropy:
+    """Keyed by the operating system; a resumed run has a new key, and so has a copy or a forked process."""
+
+    source = "AES-256-CTR keyed by the operating system"
+    _kind: type[GaussianNoise] = GaussianNoise
+
+    def __init__(self, key: bytes | None = None) -> None:
+        """`key` is for tests only: a run whose key is known is not private."""
+        self._begin(fresh_key() if key is None else key)
+
+    def _begin(self, key: bytes) -> None:
+        self._sampling, self._noise = KeyStream(key, _SAMPLING), self._kind(KeyStream(key, _NOISE))
+
+    def uniforms(self, draw: int, size: int) -> Tensor:
+        self._after_fork()
+        return self._sampling.uniform(size)
+
+    def noise(self, step: int) -> Noise:
+        self._after_fork()
+        return self._noise
+
+    def _after_fork(self) -> None:
+        """A forked process must not draw what its parent draws: their releases would differ without noise."""
+        if self._sampling.forked:
+            self._begin(fresh_key())
+
+    def __reduce__(self) -> tuple[type[Entropy], tuple[()]]:
+        """A copy, or one sent to another process, has a key of its own."""
+        return Entropy, ()
+
+
+class Secure(Entropy):
+    """With the countermeasure of `SummedNoise`. One engine, one key: it cannot be copied."""
+
+    source = "AES-256-CTR keyed by the operating system, sum of four Gaussians"
+    _kind = SummedNoise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a cryptographic generator cannot be copied or saved: its stream would be used twice")
+
+
+class Seeded:
+    """A draw's uniform numbers and a step's noise follow from the seed and their number, whatever came before."""
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
+        self.source = "AES-256-CTR keyed by the seed for every step"
+        self._seed = seed
+
+    def uniforms(self, draw: int, size: int) -> Tensor:
+        return self._stream(_SAMPLING, draw).uniform(size)
+
+    def noise(self, step: int) -> Noise:
+        return GaussianNoise(self._stream(_NOISE, step))
+
+    def _stream(self, *path: int) -> KeyStream:
+        """A key of its own for every seed and path."""
+        words = KEY_BYTES // 4
+        seeds = np.random.SeedSequence(self._seed, spawn_key=path, pool_size=words)
+        return KeyStream(seeds.generate_state(words).astype("<u4").tobytes())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from lmdp.gradients.capture import Tape
+from lmdp.gradients import Capture
 from lmdp.private.clipping import Clipping
 from lmdp.private.step import batch_view, measure
 from lmdp.private.weights import BatchView
@@ -27,29 +27,23 @@ class PublicProbe:
     """
 
     def __init__(
-        self,
-        tape: Tape,
-        data: Any,
-        criterion: Callable[[Any, Any], Tensor] | None,
-        clipping: Clipping,
-        optimal: bool,
+        self, capture: Capture, data: Any, criterion: Callable[[Any, Any], Tensor] | None, clipping: Clipping
     ) -> None:
-        self._tape = tape
+        self._capture = capture
         self._batch = _batches(data)
         self._criterion = criterion if criterion is not None else F.cross_entropy
         self._clipping = clipping
-        self._optimal = optimal
 
     def __call__(self, number: int) -> BatchView:
         inputs, targets = self._batch(number)
-        with torch.enable_grad(), self._tape.unjudged():
-            loss = self._criterion(self._tape.model(inputs), targets)
-            loss.backward()
-        found = measure(self._tape.take(), self._tape, mean_loss=True)
-        if not self._optimal:
-            return BatchView(found.norms, self._clipping.clip_norm)
-        clipped, raw = found.sums(self._clipping.scales(found.norms), torch.ones_like(found.norms))
-        return batch_view(found.norms, self._clipping.clip_norm, clipped, raw, len(found.norms), self._tape)
+        capture, clip_norm = self._capture, self._clipping.clip_norm
+        with torch.enable_grad(), capture.aside():
+            self._criterion(capture.model(inputs), targets).backward()
+            public = measure(capture.take(), capture, mean_loss=True)
+        if not self._clipping.method.optimal:
+            return BatchView(public.norms, clip_norm)
+        clipped, raw = public.sums(self._clipping.scales(public.norms), torch.ones_like(public.norms))
+        return batch_view(public.norms, clip_norm, clipped, raw, len(public.norms), capture)
 
 
 def _batches(data: Any) -> Callable[[int], Any]:
@@ -66,12 +60,12 @@ def _batches(data: Any) -> Callable[[int], Any]:
     if isinstance(data, DataLoader):
         endless = _endless(data)
         return lambda _: next(endless)
-    return lambda number: default_collate([data[int(i)] for i in _some(number, size)])
 
+    def batch(number: int) -> Any:
+        chosen = np.random.default_rng(number).permutation(size)[:PUBLIC_BATCH]
+        return default_collate([data[int(i)] for i in chosen])
 
-def _some(number: int, size: int) -> Tensor:
-    """PUBLIC_BATCH different indices below `size`, or all."""
-    return torch.from_numpy(np.random.default_rng(number).permutation(size)[:PUBLIC_BATCH])
+    return batch
 
 
 def _endless(loader: DataLoader[Any]) -> Iterator[Any]:

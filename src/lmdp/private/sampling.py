@@ -1,7 +1,12 @@
-"""Poisson sampling: every example is in a batch with probability q, independently of all others and of other steps.
+"""Poisson sampling: who is in a batch.
 
-Batches vary in size and may be empty; an empty batch is still a step. The accountant's epsilon holds for this sampling
-and for no other.
+Guarantee. In every draw each of the N examples is included with probability exactly q, independently of all other
+examples and draws, of their content, and of everything released before. Adding or removing one example changes no
+other example's uniform number, so under the relation "add or remove one example" a step is a Poisson-subsampled
+mechanism. Batches vary in size and may be empty; an empty batch is still a step.
+
+Assumes that the uniform numbers are independent, secret, and those of the draw's number (`noise.py`); that the loop
+steps what it is handed, which `delivery.py` checks; and that N, and with it q, is public.
 """
 
 from __future__ import annotations
@@ -26,68 +31,14 @@ from torch.utils.data import (
     default_collate,
 )
 
-Coins = Callable[[int, int], Tensor]
+from lmdp.private.delivery import Delivery, DeliveryLog
+
+Uniforms = Callable[[int, int], Tensor]
 """(number of the draw, how many) → that many independent uniform numbers in [0, 1)."""
 
 
 WHOLE_BATCHES = "examples_at"
 """A dataset whose class has a method of this name gives whole batches by it: indices → what collating gives."""
-
-
-@dataclass(frozen=True)
-class Handout:
-    """A batch, or a part of one, that the loader has handed out; which parts begin and end a batch."""
-
-    size: int
-    first: bool
-    last: bool
-
-    @property
-    def empty(self) -> bool:
-        """A whole batch without examples: the draw found none."""
-        return self.size == 0 and self.first and self.last
-
-
-@dataclass
-class Feed:
-    """Tells the private step what the loader handed out last, and counts batches that the loop skipped.
-
-    A batch is skipped if it was handed out and not stepped in a pass that steps others: what is skipped may depend on
-    what was seen. So is a batch whose step raised, and one at which a pass that made steps was broken off before
-    another pass began. A pass without any step (evaluation) skips nothing, nor does a loop that ends for good.
-    """
-
-    _current: Handout | None = None
-    _untaken: int = 0
-    _taken: bool = False
-    _skipped_before: int = 0
-
-    def begin_pass(self) -> None:
-        self._untaken += self._current is not None  # the pass before was broken off at a batch that was seen
-        self._skipped_before = self.skipped
-        self._current, self._untaken, self._taken = None, 0, False
-
-    def hand_out(self, handout: Handout) -> None:
-        self._untaken += self._current is not None
-        self._current = handout
-
-    def end_pass(self) -> None:
-        self._untaken += self._current is not None
-        self._current = None
-
-    def take(self) -> Handout | None:
-        """The batch that a step is about to use, once; None if it did not come from the loader."""
-        handout, self._current = self._current, None
-        self._taken |= handout is not None
-        return handout
-
-    def lose(self) -> None:
-        """A batch was taken and nothing came of it, because its step raised."""
-        self._skipped_before += 1
-
-    @property
-    def skipped(self) -> int:
-        return self._skipped_before + (self._untaken if self._taken else 0)
 
 
 class PoissonSampler(Sampler[list[int]]):
@@ -97,16 +48,16 @@ class PoissonSampler(Sampler[list[int]]):
     (by workers, or in a pass broken off) leaves no gap; without `position` the numbers go on from pass to pass.
     """
 
-    def __init__(self, size: int, rate: float, steps: int, coins: Coins, max_part: int | None) -> None:
+    def __init__(self, size: int, rate: float, steps: int, uniforms: Uniforms, max_part: int | None) -> None:
         self.size, self.rate, self.steps = size, rate, steps
-        self.coins = coins
+        self.uniforms = uniforms
         self.max_part = max_part
         self.position: Callable[[], int] | None = None
-        self.handouts: deque[Handout] = deque()
+        self.deliveries: deque[Delivery] = deque()
         self._drawn = 0
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("size", "rate", "coins") and name in vars(self):
+        if name in ("size", "rate", "uniforms") and name in vars(self):
             raise AttributeError(
                 f"{name} is fixed: the epsilon was computed for {name} = {getattr(self, name)}. Start a new training."
             )
@@ -116,46 +67,46 @@ class PoissonSampler(Sampler[list[int]]):
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.handouts = deque()  # one queue per pass over the loader, so that an abandoned pass leaves nothing behind
-        return self._draws(self.handouts, self._drawn if self.position is None else self.position())
+        self.deliveries = deque()  # one queue per pass over the loader, so that an abandoned pass leaves nothing behind
+        return self._draws(self.deliveries, self._drawn if self.position is None else self.position())
 
-    def _draws(self, handouts: deque[Handout], first: int) -> Iterator[list[int]]:
+    def _draws(self, deliveries: deque[Delivery], first: int) -> Iterator[list[int]]:
         for number in range(first, first + self.steps):
             self._drawn = number + 1
             drawn = self.draw(number)
             parts = drawn.split(self.max_part) if self.max_part and len(drawn) else (drawn,)
             for i, part in enumerate(parts):
-                handouts.append(Handout(len(part), first=i == 0, last=i == len(parts) - 1))
+                deliveries.append(Delivery(len(part), first=i == 0, last=i == len(parts) - 1))
                 yield part.tolist()
 
     def draw(self, number: int) -> Tensor:
         """Indices of one Poisson draw, in order."""
-        return (self.coins(number, self.size) < self.rate).nonzero().squeeze(1)
+        return (self.uniforms(number, self.size) < self.rate).nonzero().squeeze(1)
 
 
 class PoissonLoader(DataLoader[Any]):
     """A data loader whose batches are Poisson draws. Its length is the number of draws in one pass."""
 
-    def __init__(self, dataset: Dataset[Any], sampler: PoissonSampler, feed: Feed, **settings: Any) -> None:
+    def __init__(self, dataset: Dataset[Any], sampler: PoissonSampler, log: DeliveryLog, **settings: Any) -> None:
         super().__init__(dataset, batch_sampler=sampler, **settings)
-        self.feed = feed
+        self.log = log
 
     def __len__(self) -> int:
         return len(self._poisson)
 
     def follow(self, steps: Callable[[], int]) -> None:
         """Number the draws after the steps that use them: a pass begins with the draw of the next step."""
-        self._poisson.position = lambda: steps() + self.feed.skipped
+        self._poisson.position = lambda: steps() + self.log.skipped
 
     def __iter__(self) -> Any:
         batches = self._from_memory() if self._in_memory else super().__iter__()
-        handouts: deque[Handout] | None = None
-        self.feed.begin_pass()
+        deliveries: deque[Delivery] | None = None
+        self.log.begin_pass()
         for batch in batches:
-            handouts = self._poisson.handouts if handouts is None else handouts
-            self.feed.hand_out(handouts.popleft())
+            deliveries = self._poisson.deliveries if deliveries is None else deliveries
+            self.log.deliver(deliveries.popleft())
             yield batch
-        self.feed.end_pass()
+        self.log.end_pass()
 
     @property
     def _poisson(self) -> PoissonSampler:
@@ -166,8 +117,8 @@ class PoissonLoader(DataLoader[Any]):
     def _in_memory(self) -> bool:
         collate = self.collate_fn
         standard = isinstance(collate, CollateWithEmpty) and collate.collate is default_collate
-        known = type(self.dataset) is TensorDataset or WHOLE_BATCHES in vars(type(self.dataset))
-        return known and standard and self.num_workers == 0 and not self.pin_memory
+        whole = type(self.dataset) is TensorDataset or WHOLE_BATCHES in vars(type(self.dataset))
+        return whole and standard and self.num_workers == 0 and not self.pin_memory
 
     def _from_memory(self) -> Iterator[list[Tensor]]:
         """Whole batches by indexing: what the general path gives, without touching examples one by one."""
@@ -223,8 +174,16 @@ def sample_rate_of(loader: DataLoader[Any]) -> tuple[float, int]:
     return min(1.0, batch / size), size
 
 
+def steps_per_pass(rate: float) -> int:
+    """Draws in one pass over a loader: so many that each example is expected once."""
+    return math.ceil(1 / rate - 1e-9)
+
+
 def poisson_loader(
-    loader: DataLoader[Any], *, coins: Coins, max_physical_batch_size: int | None = None
+    loader: DataLoader[Any],
+    *,
+    uniforms: Uniforms,
+    max_physical_batch_size: int | None = None,
 ) -> PoissonLoader:
     """The same dataset, workers and collation under Poisson sampling of the same expected batch size.
 
@@ -239,7 +198,7 @@ def poisson_loader(
             f"the data loader draws with {', '.join(kind.__name__ for kind in drawn_by)}, which Poisson sampling would "
             "replace by the whole dataset. To train on a part of it, pass a loader over torch.utils.data.Subset."
         )
-    sampler = PoissonSampler(size, rate, math.ceil(1 / rate - 1e-9), coins, max_physical_batch_size)
+    sampler = PoissonSampler(size, rate, steps_per_pass(rate), uniforms, max_physical_batch_size)
     several_workers = (
         {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
         if loader.num_workers
@@ -248,7 +207,7 @@ def poisson_loader(
     return PoissonLoader(
         loader.dataset,
         sampler,
-        Feed(),
+        DeliveryLog(),
         collate_fn=CollateWithEmpty(loader.collate_fn, loader.dataset),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,

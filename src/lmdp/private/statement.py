@@ -1,116 +1,190 @@
-"""One private training: its parts, what it has spent, and every reason why it may not be certified."""
+"""The privacy statement: what a run promises, under which mechanism, and every reason why it may not be certified."""
 
 from __future__ import annotations
 
-import hashlib
-import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from lmdp.accounting import Ledger, Mechanism
-from lmdp.gradients.capture import Tape
-from lmdp.private.optimizer import Door
-from lmdp.private.sampling import Feed
+from lmdp.gradients import Capture
+from lmdp.gradients.attach import REGISTRY
+from lmdp.guards import Independence, fingerprints, unnoised
+from lmdp.methods import ADD_OR_REMOVE, SOURCES
+from lmdp.private.delivery import DeliveryLog
+from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.step import PrivateStep
-from lmdp.private.weights import BATCH_REASON
+
+NOT_COVERED = (
+    "losses or models in which examples of a batch meet (class-weighted, masked or ignore_index means, contrastive "
+    "losses, mixup, batch statistics): the guarantee assumes a sum or mean of terms that each depend on one example",
+    "parameters outside the module that make_private was given, and risk or public data that is not public",
+    "hyper-parameters and models chosen by looking at private data: every run counts for itself",
+    "diagnostics: they are computed from private gradients without noise and are off by default",
+    "audits: they are computed on private members",
+    "losses, accuracies or batch sizes that your own code prints or stores during training",
+    "test examples: an accuracy measured on them is published without noise",
+    "anything an observer learns from running time, memory use or crashes",
+)
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What a run promises, and what it does not. `to_dict()` is the content of `privacy.json`."""
+
+    epsilon: float
+    delta: float
+    accountant: str
+    sampling: str
+    noise_multiplier: float
+    sample_rate: float
+    expected_batch_size: float
+    steps: int
+    clip_norm: float
+    sensitivity: float
+    method: str
+    weight_source: str
+    noise_source: str = "not stated"
+    reasons: tuple[str, ...] = ()
+    neighbouring_relation: str = ADD_OR_REMOVE
+    not_covered: tuple[str, ...] = NOT_COVERED
+    certified: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "certified", not self.reasons)
+
+    @classmethod
+    def of(
+        cls, mechanism: Mechanism, *, steps: int, delta: float, sampling: str, noise_source: str, reasons: Sequence[str]
+    ) -> PrivacyStatement:
+        """What so many steps of a mechanism promise."""
+        printed = {f.name: getattr(mechanism, f.name) for f in fields(mechanism) if f.name in cls.__dataclass_fields__}
+        return cls(
+            epsilon=mechanism.epsilon(steps, delta),
+            delta=delta,
+            sampling=sampling,
+            steps=steps,
+            noise_source=noise_source,
+            reasons=tuple(reasons),
+            **printed,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {k: "inf" if v == math.inf else v for k, v in values.items()}
+
+    def __str__(self) -> str:
+        verdict = "certified" if self.certified else "claimed, NOT certified"
+        lines = [
+            f"(epsilon, delta) = ({self.epsilon:.4g}, {self.delta:g}), {verdict}",
+            f"  method            {self.method}, weights: {self.weight_source}",
+            f"  neighbours        {self.neighbouring_relation}",
+            f"  sampling          {self.sampling}, rate {self.sample_rate:.6g} "
+            f"(expected batch {self.expected_batch_size:g})",
+            f"  steps             {self.steps}",
+            f"  noise multiplier  {self.noise_multiplier:.6g} x sensitivity {self.sensitivity:g}",
+            f"  noise from        {self.noise_source}",
+            f"  clip norm         {self.clip_norm:g}",
+            f"  accountant        {self.accountant}",
+        ]
+        lines += [f"  not certified     because {reason}" for reason in self.reasons]
+        lines += [f"  not covered       {item}" for item in self.not_covered]
+        return "\n".join(lines)
 
 
 @dataclass
 class Run:
-    """Everything one private training consists of."""
+    """One private training: its parts, and what is known of it besides what they count themselves."""
 
-    tape: Tape
+    capture: Capture
     step: PrivateStep
-    door: Door
+    optimizer: PrivateOptimizer
     ledger: Ledger
-    feed: Feed | None
-    standing_reasons: tuple[str, ...]
-    unnoised: dict[str, str]
-    expected_batch_size: float
+    log: DeliveryLog | None
+    independence: Independence | None
     dataset_size: int
+    standing_reasons: tuple[str, ...]
     inherited_reasons: tuple[str, ...] = ()
+    unnoised: dict[str, str] = field(default_factory=dict)
     parameters_at_detach: dict[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        self.unnoised = unnoised(self.capture.model)
+        earlier = sum(ledger.steps for ledger in REGISTRY.notes.setdefault(self.capture.model, []))
+        if earlier:
+            self.inherited_reasons += (
+                f"this model made {earlier} private steps before, under another engine, which this statement does not "
+                "count",
+            )
+        REGISTRY.notes[self.capture.model].append(self.ledger)
 
-SPENT: weakref.WeakKeyDictionary[nn.Module, list[Ledger]] = weakref.WeakKeyDictionary()
-"""Ledgers of all trainings of a model, so that a second one does not pass for the first."""
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.ledger.mechanism
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must have in common with the run that goes on from it."""
+        mechanism = self.mechanism
+        return {
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sample_rate": mechanism.sample_rate,
+            "dataset_size": self.dataset_size,
+            "clip_norm": mechanism.clip_norm,
+            "method": mechanism.method,
+            "weight_source": mechanism.weight_source,
+            "layers": list(self.capture.layers.names),
+            "accountant": mechanism.accountant,
+        }
 
-def standing_reasons(mechanism: Mechanism, step: PrivateStep, poisson: bool, seed: int | None) -> tuple[str, ...]:
-    reasons = []
-    if step.source is not None and step.source.reads_private_batch:
-        reasons.append(BATCH_REASON)
-    if not poisson:
-        reasons.append("batches are not Poisson-sampled (poisson_sampling=False): the epsilon assumes that they are")
-    if mechanism.noise_multiplier == 0:
-        reasons.append("no noise is added (noise_multiplier=0)")
-    if seed is not None:
-        reasons.append(f"the seed is fixed ({seed}): whoever knows it can subtract the noise")
-    return tuple(reasons)
-
-
-def all_reasons(run: Run) -> tuple[str, ...]:
-    """Why this run cannot be certified, each once."""
-    return tuple(dict.fromkeys([*run.standing_reasons, *_reasons_so_far(run), *run.inherited_reasons]))
-
-
-def _reasons_so_far(run: Run) -> Sequence[str]:
-    reasons = []
-    if run.door.foreign_steps:
-        reasons.append(
-            f"{run.door.foreign_steps} of {run.ledger.steps} steps used batches that did not come from the data loader "
-            "that make_private returned"
+    def statement(self, delta: float) -> PrivacyStatement:
+        return PrivacyStatement.of(
+            self.mechanism,
+            steps=self.ledger.steps,
+            delta=delta,
+            sampling="not Poisson (fixed batches)" if self.log is None else "Poisson",
+            noise_source=self.step.randomness.source,
+            reasons=self.reasons,
         )
-    if run.feed is not None and run.feed.skipped:
-        reasons.append(
-            f"{run.feed.skipped} batches were drawn and skipped: every batch, an empty one too, must be stepped, "
-            "because the choice to skip may depend on private data"
-        )
-    if run.tape.mixing is not None and run.tape.mixing.refused:
-        reasons.append(f"the loss was refused because examples meet in it, after {run.ledger.steps} steps")
-    now = unnoised_state(run.tape.model)
-    if changed := [name for name in now if now[name] != run.unnoised.get(name)]:
-        reasons.append(f"{changed} changed during training; they are saved with the model and carry no noise")
-    left = run.parameters_at_detach
-    if left is not None and left != fingerprints(run.tape.canonical_parameters.items()):
-        reasons.append("the parameters were changed after detach(), outside of this account")
-    return reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why this run cannot be certified, each once."""
+        return tuple(dict.fromkeys([*self.standing_reasons, *self._reasons_so_far(), *self.inherited_reasons]))
+
+    def _reasons_so_far(self) -> Sequence[str]:
+        reasons, steps = [], self.ledger.steps
+        if self.optimizer.foreign_steps:
+            reasons.append(
+                f"{self.optimizer.foreign_steps} of {steps} steps used batches that did not come from the data loader "
+                "that make_private returned"
+            )
+        if self.log is not None and self.log.skipped:
+            reasons.append(
+                f"{self.log.skipped} batches were drawn and skipped: every batch, an empty one too, must be stepped, "
+                "because the choice to skip may depend on private data"
+            )
+        if self.independence is not None and self.independence.refused:
+            reasons.append(f"the loss was refused because examples meet in it, after {steps} steps")
+        now = unnoised(self.capture.model)
+        if changed := [name for name in now if now[name] != self.unnoised.get(name)]:
+            reasons.append(f"{changed} changed during training; they are saved with the model and carry no noise")
+        left = self.parameters_at_detach
+        if left is not None and left != fingerprints(self.capture.parameters.items()):
+            reasons.append("the parameters were changed after detach(), outside of this account")
+        return reasons
 
 
-def earlier_trainings(module: nn.Module) -> tuple[str, ...]:
-    steps = sum(ledger.steps for ledger in SPENT.get(module, []))
-    if steps == 0:
-        return ()
-    return (f"this model made {steps} private steps before, under another engine, which this statement does not count",)
-
-
-def unnoised_state(module: nn.Module) -> dict[str, str]:
-    """Content of what is saved with the model but never noised: buffers and frozen parameters."""
-    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-    return fingerprints([*module.named_buffers(), *frozen])
-
-
-def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    def digest(tensor: Tensor) -> str:
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        return hashlib.blake2b(raw.numpy().tobytes(), digest_size=16).hexdigest()
-
-    return {name: digest(tensor) if tensor.numel() else "" for name, tensor in tensors}
-
-
-def identity(run: Run) -> dict[str, Any]:
-    mechanism, step = run.ledger.mechanism, run.step
-    return {
-        "noise_multiplier": mechanism.noise_multiplier,
-        "sample_rate": mechanism.sample_rate,
-        "dataset_size": run.dataset_size,
-        "clip_norm": step.clipping.clip_norm,
-        "method": step.clipping.name,
-        "weight_source": "none" if step.source is None else step.source.name,
-        "layers": list(run.tape.layers.names),
-        "accountant": run.ledger.accountant,
+def standing_reasons(mechanism: Mechanism, *, poisson: bool, seed: int | None, observed: bool) -> tuple[str, ...]:
+    """Those that follow from how the training was set up."""
+    source = SOURCES.get(mechanism.weight_source)
+    reasons = {
+        "" if source is None else source.refuted: True,
+        "batches are not Poisson-sampled (poisson_sampling=False): the epsilon assumes that they are": not poisson,
+        "no noise is added (noise_multiplier=0)": mechanism.noise_multiplier == 0,
+        f"the seed is fixed ({seed}): whoever knows it can subtract the noise": seed is not None,
+        "an observer may have replaced what was drawn or released": observed,
     }
+    return tuple(reason for reason, holds in reasons.items() if reason and holds)

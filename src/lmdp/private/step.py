@@ -1,9 +1,15 @@
 """The private step: the one place where private gradients become values that may leave.
 
     absorb   per-example norms [B, L] → scales [B, L] → weighted sums, added up over the parts of a batch
-    release  sums + noise of (noise multiplier x sensitivity), divided by the public expected batch size → `.grad`
+    release  (w_l · sum + noise) / expected batch size → `.grad`
 
-What `release` writes depends on an example only through sums that the example moves by at most the sensitivity.
+Guarantee. What `release` writes, and what it tells the source of the weights, depends on an example only through
+sums that the example moves by at most the mechanism's sensitivity (the gradient) and by at most 1 (the statistic),
+each with noise of the mechanism's deviation, under the relation "add or remove one example". An empty batch releases
+noise all the same, and the divisor is the public expected batch size, never the size of the batch.
+
+Assumes bounded contributions (`clipping.py`), weights fixed before the batch was seen (`weights.py`), fresh noise
+(`noise.py`), and gradients of which each is one example's own, which the guards look for.
 """
 
 from __future__ import annotations
@@ -14,14 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmdp.gradients.batch import Gradients
-from lmdp.gradients.capture import Tape
+from lmdp.accounting import Mechanism
+from lmdp.gradients import Capture, PerExampleGradients
 from lmdp.gradients.precision import full_precision
 from lmdp.gradients.rows import dot_product, norm_floor
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
-from lmdp.private.noise import Chance
-from lmdp.private.weights import Batch, BatchView, Private, WeightSource, shares
+from lmdp.private.noise import Randomness
+from lmdp.private.weights import BatchView, LayerWeights, shares
 
 
 @dataclass
@@ -36,157 +42,160 @@ class Sums:
     nonfinite: int = 0
 
 
+class Observer:
+    """Sees what is drawn and released, from outside, and may put something else in its place: for checks of a training.
+
+    A run with an observer of its own is not certified. This one looks at nothing and changes nothing.
+    """
+
+    def randomness(self, randomness: Randomness) -> Randomness:
+        """Once, at the beginning: all that draws and noise are made of."""
+        return randomness
+
+    def before_release(self) -> None: ...
+
+    def statistic(self, noisy_sum: Tensor) -> Tensor:
+        """What the weights are told."""
+        return noisy_sum
+
+    def after_release(self) -> None:
+        """Gradients are written, and the optimizer has not stepped yet."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """mean_loss: whether the loss divides by the number of examples, which is undone. allow_unused: whether parameters
+    that a pass does not reach count as zero. diagnostics: where un-noised numbers go, if anywhere."""
+
+    mean_loss: bool = True
+    allow_unused: bool = False
+    diagnostics: Diagnostics | None = None
+    observer: Observer = Observer()  # noqa: RUF009  (it has no state)
+
+
 class PrivateStep:
-    """Sums, noise, gradients. `source` is absent for methods that do not reweight layers."""
+    """Sums, noise, gradients."""
 
     def __init__(
         self,
-        tape: Tape,
+        capture: Capture,
         clipping: Clipping,
-        source: WeightSource | None,
-        chance: Chance,
-        *,
-        noise_multiplier: float,
-        expected_batch_size: float,
-        mean_loss: bool,
-        allow_unused: bool,
-        keep_raw: bool,
-        diagnostics: Diagnostics | None,
+        source: LayerWeights,
+        randomness: Randomness,
+        mechanism: Mechanism,
+        options: StepOptions,
     ) -> None:
-        self.tape = tape
+        self.capture = capture
         self.clipping = clipping
         self.source = source
-        self.noise_multiplier = noise_multiplier
-        self.chance = chance
-        self._expected_batch_size = expected_batch_size
-        self._mean_loss = mean_loss
-        self._allow_unused = allow_unused
-        self._diagnostics = diagnostics
-        self._keep_norms = diagnostics is not None or (source is not None and source.reads_private_batch)
-        self._keep_raw = diagnostics is not None or keep_raw
+        self.randomness = randomness
+        self.mechanism = mechanism
+        self._options = options
+        self._keep_norms = options.diagnostics is not None or source.reads_batch
+        self._keep_raw = options.diagnostics is not None or source.reads_sums
         self._sums = self._fresh()
-
-    @property
-    def gradient_std(self) -> float:
-        """σ_g x sensitivity: a share of the budget may go to the weight statistic, and the gradient pays for it."""
-        share = self.source.share if self.source is not None else 0.0
-        return self.noise_multiplier / math.sqrt(1 - share) * self.clipping.sensitivity
-
-    @property
-    def statistic_std(self) -> float:
-        """σ_v; one example moves the statistic by at most 1."""
-        share = self.source.share if self.source is not None else 0.0
-        return self.noise_multiplier / math.sqrt(share) if share else 0.0
 
     def absorb(self) -> None:
         """Add the gradients of the last backward pass to the sums of the current batch."""
-        with full_precision(self.tape.device):
-            self._absorb()
-
-    def _absorb(self) -> None:
-        gradients = self.tape.take()
-        if gradients.unreached and not self._allow_unused:
-            raise RuntimeError(
-                f"no gradient reached {gradients.unreached} in this backward pass. Freeze parameters that are not "
-                "trained (requires_grad_(False)) before make_private, or pass allow_unused=True: they then count as "
-                "zero and receive noise only."
-            )
-        scaled = measure(gradients, self.tape, mean_loss=self._mean_loss)
-        scales = self.clipping.scales(scaled.norms)
-        sums = self._sums
-        if self._keep_raw:
-            clipped, raw = scaled.sums(scales, torch.ones_like(scales))
-            _add(sums.raw, raw)
-        else:
-            (clipped,) = scaled.sums(scales)
-        _add(sums.clipped, clipped)
-        if self._keep_norms:
-            sums.norms.append(scaled.norms)
-        sums.shares += shares(scaled.norms).sum(0)
-        sums.examples += gradients.batch_size
-        sums.nonfinite += scaled.nonfinite
+        with full_precision(self.capture.device):
+            gradients = self.capture.take()
+            if gradients.unreached and not self._options.allow_unused:
+                raise RuntimeError(
+                    f"no gradient reached {gradients.unreached} in this backward pass. Freeze parameters that are not "
+                    "trained (requires_grad_(False)) before make_private, or pass allow_unused=True: they then count "
+                    "as zero and receive noise only."
+                )
+            measured = measure(gradients, self.capture, mean_loss=self._options.mean_loss)
+            scales = self.clipping.scales(measured.norms)
+            wanted = [scales, torch.ones_like(scales)] if self._keep_raw else [scales]
+            for total, more in zip((self._sums.clipped, self._sums.raw), measured.sums(*wanted)):
+                for name, value in more.items():
+                    total[name] = total[name].add_(value) if name in total else value
+            if self._keep_norms:
+                self._sums.norms.append(measured.norms)
+            self._sums.shares += shares(measured.norms).sum(0)
+            self._sums.examples += gradients.batch_size
+            self._sums.nonfinite += measured.nonfinite
 
     def forget(self) -> None:
         """Drop the parts of a batch that was never completed. Nothing of them has been released."""
         self._sums = self._fresh()
 
     def release(self, number: int) -> None:
-        """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1."""
-        with full_precision(self.tape.device):
-            self._release(number)
+        """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1.
 
-    def _release(self, number: int) -> None:
-        sums, self._sums = self._sums, self._fresh()
-        weights = self._weights(sums)
-        parameters, index, size = self.tape.canonical_parameters, self.tape.layers.index, self._expected_batch_size
-        layer_weights = [1.0] * len(self.tape.layers) if weights is None else weights.tolist()
-        noise = self.chance.noise(number)
-        gradient_noise = noise.like(list(parameters.values()), self.gradient_std / size)
-        for (name, parameter), released in zip(parameters.items(), gradient_noise):
-            if name in sums.clipped:
-                released.add_(sums.clipped[name], alpha=layer_weights[index[name]] / size)
-            parameter.grad = released
-        if isinstance(self.source, Private):
-            self.source.observe(sums.shares + noise.like([sums.shares], self.statistic_std)[0])
-        if self._diagnostics is not None:
-            self._diagnostics.add(self._record(sums, weights))
+        Sum, noise, then divide. Computed as noise / size + sum · (w / size), which spares a pass over the parameters.
+        """
+        with full_precision(self.capture.device):
+            sums, self._sums = self._sums, self._fresh()
+            mechanism, size, index = self.mechanism, self.mechanism.expected_batch_size, self.capture.layers.index
+            w = self.source.weights(lambda: self._view(sums))  # [L]
+            layer_weights, parameters = w.tolist(), self.capture.parameters
+            noise = self.randomness.noise(number)
+            gradient_noise = noise.like(list(parameters.values()), mechanism.gradient_std / size)
+            released = dict(zip(parameters, gradient_noise))
+            for name, total in sums.clipped.items():
+                released[name].add_(total, alpha=layer_weights[index[name]] / size)
+            if mechanism.statistic_share:
+                statistic = sums.shares + noise.like([sums.shares], mechanism.statistic_std)[0]
+                self.source.observe(self._options.observer.statistic(statistic))
+            for name, gradient in released.items():
+                parameters[name].grad = gradient
+            if self._options.diagnostics is not None:
+                self._options.diagnostics.add(self._record(sums, w))
 
-    def _weights(self, sums: Sums) -> Tensor | None:
-        if self.source is None:
-            return None
-        if isinstance(self.source, Batch):
-            self.source.look(self._view(sums))
-        return self.source.weights()
+    def _fresh(self) -> Sums:
+        return Sums({}, {}, torch.zeros(len(self.capture.layers), dtype=torch.float64), [])
+
+    def _norms(self, sums: Sums) -> Tensor:
+        return torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
 
     def _view(self, sums: Sums) -> BatchView:
-        norms = torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
-        return batch_view(norms, self.clipping.clip_norm, sums.clipped, sums.raw, sums.examples, self.tape)
+        norms, C = self._norms(sums), self.clipping.clip_norm
+        return batch_view(
+            norms, C, sums.clipped, sums.raw if self.source.reads_sums else {}, sums.examples, self.capture
+        )
 
-    def _record(self, sums: Sums, weights: Tensor | None) -> StepRecord:
-        norms = torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
-        index, squared = self.tape.layers.index, 0.0
+    def _record(self, sums: Sums, w: Tensor) -> StepRecord:
+        norms, squared = self._norms(sums), 0.0
         for name, raw in sums.raw.items():
-            weight = 1.0 if weights is None else float(weights[index[name]])
+            weight = float(w[self.capture.layers.index[name]])
             squared += float((sums.clipped[name] * weight - raw).double().square().sum())
         return StepRecord(
             bias_norm=math.sqrt(squared) / max(1, sums.examples),
             clip_fraction=clip_fraction(norms, self.clipping.clip_norm),
-            weights=None if weights is None else tuple(weights.tolist()),
+            weights=tuple(w.tolist()) if self.clipping.method.reweighted else None,
             mean_norms=tuple(norms.mean(0).tolist()) if len(norms) else (),
             examples=sums.examples,
             nonfinite_examples=sums.nonfinite,
         )
 
-    def _fresh(self) -> Sums:
-        return Sums({}, {}, torch.zeros(len(self.tape.layers), dtype=torch.float64), [])
-
 
 @dataclass(frozen=True)
 class Measured:
-    """The gradients of a batch with their norms: non-finite examples removed, and a mean loss undone."""
+    """The gradients of a batch with their norms [B, L]: non-finite examples removed, and a mean loss undone."""
 
-    gradients: Gradients
-    tape: Tape
+    gradients: PerExampleGradients
+    capture: Capture
     norms: Tensor
     factor: float
     nonfinite: int
 
     def sums(self, *scales: Tensor) -> list[dict[str, Tensor]]:
-        """One for each of the `scales`."""
+        """One for each of the `scales` [B, L]."""
         if self.gradients.batch_size == 0:
             return [{} for _ in scales]
-        dtypes = {p.dtype for p in self.tape.canonical_parameters.values()}
-        own = dtypes.pop() if len(dtypes) == 1 else torch.float64  # of all at once, not in every layer
-        return self.gradients.weighted_sums([(each * self.factor).to(own) for each in scales], self.tape.layers)
+        dtypes = {p.dtype for p in self.capture.parameters.values()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float64  # of all at once, not in every layer
+        return self.gradients.weighted_sums([(each * self.factor).to(dtype) for each in scales], self.capture.layers)
 
 
-def measure(gradients: Gradients, tape: Tape, *, mean_loss: bool) -> Measured:
+def measure(gradients: PerExampleGradients, capture: Capture, *, mean_loss: bool) -> Measured:
     """A loss averaged over B examples gives every example 1/B of its gradient; norms and sums are multiplied back."""
     factor = float(gradients.batch_size) if mean_loss else 1.0
-    squared = gradients.squared_norms(tape.layers)
-    norms, bad = usable(squared.sqrt(), norm_floor(tape.dtype))
+    norms, bad = usable(gradients.squared_norms(capture.layers).sqrt(), norm_floor(capture.dtype))
     nonfinite = int(bad.sum())
-    return Measured(gradients.without(bad) if nonfinite else gradients, tape, norms * factor, factor, nonfinite)
+    return Measured(gradients.without(bad) if nonfinite else gradients, capture, norms * factor, factor, nonfinite)
 
 
 def batch_view(
@@ -195,22 +204,14 @@ def batch_view(
     clipped: dict[str, Tensor],
     raw: dict[str, Tensor],
     examples: int,
-    tape: Tape,
+    capture: Capture,
 ) -> BatchView:
     """Norms, and per layer |u|² and u · mean gradient where raw sums were kept."""
     if not raw:
         return BatchView(norms, clip_norm)
-    squared, dot = torch.zeros(2, len(tape.layers), dtype=torch.float64)
+    squared, dot = torch.zeros(2, len(capture.layers), dtype=torch.float64)
     for name, u in clipped.items():
-        at = tape.layers.index[name]
+        at = capture.layers.index[name]
         squared[at] += dot_product(u, u) / examples**2
         dot[at] += dot_product(u, raw[name]) / examples**2
     return BatchView(norms, clip_norm, squared, dot)
-
-
-def _add(total: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    for name, value in more.items():
-        if name in total:
-            total[name] += value
-        else:
-            total[name] = value

@@ -1,35 +1,36 @@
 """Where the layer weights w come from.
 
-w multiplies every example's contribution, so the sensitivity of w·U is the clip norm only if w was fixed before the
-batch was seen. Three sources keep that promise; the fourth is the paper's, kept for reproduction and never certified.
-
     private   from a noisy statistic of earlier steps, released jointly with the gradient   (default)
     public    from a public batch at the current, already released, parameters
     fixed     from the risk alone
-    batch     from the private batch itself: not private
+    batch     from the private batch itself: not private, kept for reproduction and never certified
+
+Guarantee. But for `batch`, the w of a step has norm 1 and is a function of released and public values only, fixed
+before the step's batch is seen. w multiplies every example's contribution, so only then is the sensitivity of w·U
+the clip norm. What `private` is told of a batch is the sum of v_i = (n_il / ||G_i||)_l, vectors of norm at most 1,
+with noise of its own: one example moves it by at most 1, whatever the neighbours, and the mechanism accounts for
+both.
+
+Assumes that risk and public data are public, and that the parameters at which public gradients are taken are
+released.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lmdp.private.clipping import clipped_norm, over, total
+from lmdp.layers import LayerMap
+from lmdp.methods import SOURCES, Method, clipped_norm, over, total
 
-SOURCES = ("private", "public", "fixed", "batch")
 ERROR_RATE_RANGE = (0.01, 0.5)
 MOMENTUM = 0.9
 FLOOR = 0.01
-
-BATCH_REASON = (
-    "the layer weights are computed from the private batch without noise (weights='batch'): one example can change "
-    "the weight of every other example's gradient, so the sensitivity is not the clip norm"
-)
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,65 @@ class Base(Protocol):
     def __call__(self, batch: BatchView) -> Tensor: ...
 
 
-class WeightSource(Protocol):
-    """Hands out w: `weights` for a step, `current` for whoever looks on.
+Look = Callable[[], BatchView]
+"""Shows the private batch of the coming release, without noise."""
+Measure = Callable[[int], BatchView]
+"""Shows public gradients, for the measurement of this number."""
 
-    `share` of the privacy budget pays for what `observe` is told; 0 where nothing is.
+
+class LayerWeights(Protocol):
+    """A source at work: `weights` for a step, `current` for whoever looks on.
+
+    share        of the privacy budget that pays for what `observe` is told; 0 where nothing is
+    reads_batch  whether `weights` looks at the private batch
+    reads_sums   whether it then needs sums of gradients, besides norms
     """
 
     name: str
     share: float
-    reads_private_batch: bool
+    reads_batch: bool
+    reads_sums: bool
 
-    def weights(self) -> Tensor: ...
+    def weights(self, look: Look) -> Tensor: ...
+    def observe(self, noisy_sum: Tensor) -> None: ...
     def current(self) -> Tensor: ...
     def state(self) -> dict[str, list[float]]: ...
     def restore(self, state: dict[str, list[float]]) -> None: ...
+
+
+UNKNOWN = 0.5
+"""The error rate of guessing: a layer about which nothing is known."""
+
+
+def error_rates_for(risk: Any, layers: LayerMap) -> list[float]:
+    """Error rates in layer order, from a profile, a {layer: rate} mapping, a sequence, or None (all alike)."""
+    rates = getattr(risk, "error_rates", risk)
+    if rates is None:
+        return [UNKNOWN] * len(layers)
+    if isinstance(rates, Mapping):
+        return _by_name(rates, layers)
+    if isinstance(rates, Sequence) or hasattr(rates, "tolist"):
+        values = [float(rate) for rate in rates]
+        if len(values) != len(layers):
+            raise ValueError(
+                f"risk has {len(values)} error rates, but the model has {len(layers)} layers: {', '.join(layers.names)}"
+            )
+        return values
+    raise TypeError(
+        f"risk is a {type(risk).__name__}; pass a RiskProfile, a {{layer name: error rate}} mapping or a sequence"
+    )
+
+
+def _by_name(rates: Mapping[str, Any], layers: LayerMap) -> list[float]:
+    missing = [name for name in layers.names if name not in rates]
+    unknown = [name for name in rates if name not in layers.names]
+    if missing or unknown:
+        raise ValueError(
+            f"the risk profile belongs to another architecture: it lacks layers {missing} and has layers {unknown} "
+            f"that the model does not ({len(layers.names) - len(missing)} of {len(layers)} match). Estimate it on the "
+            "same architecture."
+        )
+    return [float(rates[name]) for name in layers.names]
 
 
 def risk_factors(error_rates: Sequence[float], emphasis: float) -> Tensor:
@@ -105,13 +151,16 @@ class Fixed:
 
     name = "fixed"
     share = 0.0
-    reads_private_batch = False
+    reads_batch = reads_sums = False
 
     def __init__(self, risk: Tensor) -> None:
-        self._weights = unit(risk)
+        self._risk, self._weights = risk, unit(risk)
 
-    def weights(self) -> Tensor:
+    def weights(self, look: Look) -> Tensor:
         return self._weights
+
+    def observe(self, noisy_sum: Tensor) -> None:
+        """Nothing is released but the gradient."""
 
     def current(self) -> Tensor:
         return self._weights
@@ -121,6 +170,15 @@ class Fixed:
 
     def restore(self, state: dict[str, list[float]]) -> None:
         del state
+
+
+class Unweighted(Fixed):
+    """For methods that do not reweight layers: every layer counts fully."""
+
+    name = "none"
+
+    def __init__(self, layers: int) -> None:
+        self._weights = torch.ones(layers, dtype=torch.float64)
 
 
 class Private(Fixed):
@@ -137,7 +195,6 @@ class Private(Fixed):
             raise ValueError(f"weight_budget is {share}; it must lie strictly between 0 and 1 (default 0.01)")
         super().__init__(risk)
         self.share = share
-        self._risk = risk
         self._mean = torch.zeros_like(risk)
 
     def observe(self, noisy_sum: Tensor) -> None:
@@ -166,14 +223,14 @@ class Public(Fixed):
 
     name = "public"
 
-    def __init__(self, risk: Tensor, *, base: Base, measure: Callable[[int], BatchView], every: int) -> None:
+    def __init__(self, risk: Tensor, *, base: Base, measure: Measure, every: int) -> None:
         if every < 1:
             raise ValueError(f"public_every is {every}; it must be 1 or more")
         super().__init__(risk)
-        self._risk, self._base, self._measure, self._every = risk, base, measure, every
+        self._base, self._measure, self._every = base, measure, every
         self._age = 0
 
-    def weights(self) -> Tensor:
+    def weights(self, look: Look) -> Tensor:
         if self._age % self._every == 0:
             self._weights = unit(self._base(self._measure(self._age // self._every)) * self._risk)
         self._age += 1
@@ -204,14 +261,47 @@ class Batch(Fixed):
     """ŵ from the private batch itself, as in the paper. Never certified."""
 
     name = "batch"
-    reads_private_batch = True
+    reads_batch = True
 
     def __init__(self, risk: Tensor, *, base: Base) -> None:
         super().__init__(risk)
-        self._risk, self._base = risk, base
+        self._base = base
+        self.reads_sums = base is optimal_base
 
-    def look(self, batch: BatchView) -> None:
-        self._weights = unit(self._base(batch) * self._risk)
+    def weights(self, look: Look) -> Tensor:
+        self._weights = unit(self._base(look()) * self._risk)
+        return self._weights
+
+
+def source_for(
+    name: str, method: Method, risk: Tensor, *, probe: Callable[[], Measure], every: int, share: float
+) -> LayerWeights:
+    """The source of this name at work; `probe` is made for `public` only."""
+    base: Base = optimal_base if method.optimal else mean_ratio
+    risk = torch.ones_like(risk) if method.optimal else risk
+    makers: dict[str, Callable[[], LayerWeights]] = {
+        "private": lambda: Private(risk, share=share),
+        "public": lambda: Public(risk, base=base, measure=probe(), every=every),
+        "fixed": lambda: Fixed(risk),
+        "batch": lambda: Batch(risk, base=base),
+    }
+    return makers[name]() if method.reweighted else Unweighted(len(risk))
+
+
+def check_source(name: str, method: Method, public_data: Any, private: Any) -> None:
+    """Refuse a source that does not exist, that the method cannot have, or that lacks its public data."""
+    if name not in SOURCES:
+        raise ValueError(f"weights is {name!r}; it must be one of {', '.join(SOURCES)}")
+    if method.reweighted and name not in method.sources:
+        verdicts = {each: "not certified" if SOURCES[each].refuted else "certified" for each in method.sources}
+        raise ValueError(
+            f"method {method.name!r} with weights={name!r}: such weights are computed from gradients. Use "
+            f"{' or '.join(f'weights={each!r} ({verdict})' for each, verdict in verdicts.items())}."
+        )
+    if SOURCES[name].needs_public_data and public_data is None:
+        raise ValueError(f"weights={name!r} needs public_data: (inputs, targets), a dataset or a data loader")
+    if public_data is not None and getattr(public_data, "dataset", public_data) is private:
+        raise ValueError("public_data is the private dataset itself. Pass examples that are public and not in it.")
 
 
 def optimal_base(batch: BatchView) -> Tensor:

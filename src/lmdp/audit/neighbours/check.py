@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lmdp.accounting import Mechanism
 from lmdp.audit.neighbours.compare import judge
 from lmdp.audit.neighbours.result import Finding, NeighbourReport
-from lmdp.audit.neighbours.training import StagedEngine, Train, as_dataset, content, heard, same_randomness, with_places
-from lmdp.private.noise import Noise
-from lmdp.private.statement import Run, fingerprints
-from lmdp.private.weights import Private
+from lmdp.audit.neighbours.training import Staged, StagedEngine, Train, as_dataset, content, heard, with_places
+from lmdp.guards import fingerprints, same_randomness
 
 __all__ = ["Finding", "NeighbourReport", "check_neighbours"]
 
@@ -59,18 +58,6 @@ def check_neighbours(
 
 
 @dataclass(frozen=True)
-class Stated:
-    """What the privacy statement of the run says, and what the accountant is told."""
-
-    method: str
-    weight_source: str
-    noise_multiplier: float
-    sensitivity: float
-    expected_batch_size: float
-    statistic_share: float
-
-
-@dataclass(frozen=True)
 class Release:
     """One step: what it started from, and what it gave out."""
 
@@ -91,7 +78,7 @@ class Record:
     said: list[str] = field(default_factory=list)
     returned: Any = None
     final_state: str = ""
-    stated: Stated | None = None
+    stated: Mechanism | None = None
     saved: str = ""
     steps: int = 0
     dtype: torch.dtype = torch.float32
@@ -102,7 +89,7 @@ class Record:
 def _run(train: Train, common: Any, outlier: Any, name: str, seed: int, leader: Record | None) -> Record:
     size, present = len(common), name in ("with", "alone")
     record = Record(name)
-    engine = _Watched(seed, _selection(name, size), record, leader)
+    engine = _WatchedEngine(seed, _Recorder(_alteration(name, size), record, leader))
     with same_randomness(seed), heard() as said:
         try:
             record.returned = content(train(engine, with_places(common, [outlier], [present])))
@@ -110,98 +97,80 @@ def _run(train: Train, common: Any, outlier: Any, name: str, seed: int, leader: 
             record.error, record.raised = f"{type(error).__name__}: {error}", error
     record.said = said
     if engine.attached:
-        engine.finish()
+        record.final_state, record.saved, record.steps = engine.watched(), repr(engine.state_dict()), engine.steps
     elif record.raised is None:
         raise ValueError("train() never called engine.make_private on the engine that it was given")
     return record
 
 
-def _selection(name: str, size: int) -> Callable[[Tensor], Tensor]:
-    def select(drawn: Tensor) -> Tensor:
-        common = drawn[drawn < size] if name in ("with", "without") else drawn[:0]
-        return torch.cat([common, torch.tensor([size])]) if name in ("with", "alone") else common
+def _alteration(name: str, size: int) -> Callable[[Tensor], Tensor]:
+    """The outlier has the last place: drawn always or never. The others are drawn as they come, or never."""
 
-    return select
+    def alter(uniforms: Tensor) -> Tensor:
+        uniforms = uniforms.clone() if name in ("with", "without") else torch.full_like(uniforms, 2.0)
+        uniforms[size] = -1.0 if name in ("with", "alone") else 2.0
+        return uniforms
+
+    return alter
 
 
-class _Watched(StagedEngine):
+class _Recorder(Staged):
     """Records every release; a follower then goes on with the leader's values in place of its own."""
 
-    def __init__(self, seed: int, select: Callable[[Tensor], Tensor], record: Record, leader: Record | None) -> None:
-        super().__init__(seed, select)
-        self._record, self._leader = record, leader
-
-    def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
-        three = super().make_private(**options)
-        _refuse_dropout(three[0])
-        run = self._attached
-        self._record.dtype = run.tape.dtype
-        self._record.stated = _stated(run)
-        release = run.step.release
-        run.step.release = lambda number: self._around(release, number)  # type: ignore[method-assign]
-        noise = run.step.chance.noise
-        run.step.chance.noise = lambda step: self._lend(noise(step))  # type: ignore[method-assign]
-        if isinstance(run.step.source, Private):
-            observe = run.step.source.observe
-            run.step.source.observe = lambda noisy_sum: observe(self._hear(noisy_sum))  # type: ignore[method-assign]
+    def __init__(self, alter: Callable[[Tensor], Tensor], record: Record, leader: Record | None) -> None:
+        super().__init__(alter)
+        self.record, self._leader = record, leader
+        self.engine: _WatchedEngine | None = None
+        self._state = ""
         self._statistic: Tensor | None = None
-        return three
 
-    def finish(self) -> None:
-        record = self._record
-        record.final_state = self._state()
-        record.saved = repr(self.state_dict())
-        record.steps = self.steps
+    def before_release(self) -> None:
+        assert self.engine is not None
+        self.noises.clear()
+        self._state, self._statistic = self.engine.watched(), None
 
-    def _lend(self, noise: Noise) -> Noise:
-        self._lent.append(noise)
-        return noise
+    def statistic(self, noisy_sum: Tensor) -> Tensor:
+        """Noted, and replaced by the leader's."""
+        self._statistic = noisy_sum.detach().clone()
+        at = len(self.record.releases)
+        lead = self._leader.releases[at].statistic if self._leader and at < len(self._leader.releases) else None
+        return noisy_sum if lead is None else lead.clone()
 
-    def _around(self, release: Callable[[int], None], number: int) -> None:
-        state, parameters = self._state(), list(self._attached.tape.canonical_parameters.values())
-        self._statistic = None
-        self._lent: list[Noise] = []
-        release(number)
+    def after_release(self) -> None:
+        assert self.engine is not None
+        parameters, record = self.engine.trained, self.record
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        self._record.gradients.append([g.clone() for g in gradients])
-        self._record.releases.append(
-            Release(
-                state,
-                torch.cat([g.detach().flatten().double() for g in gradients]),
-                self._statistic,
-                self.layer_weights,
-                [noise.drawn for noise in self._lent],
-            )
-        )
-        at = len(self._record.releases) - 1
+        record.gradients.append([g.clone() for g in gradients])
+        flat = torch.cat([g.detach().flatten().double() for g in gradients])
+        drawn = [noise.drawn for noise in self.noises]
+        record.releases.append(Release(self._state, flat, self._statistic, self.engine.layer_weights, drawn))
+        at = len(record.releases) - 1
         if self._leader is not None and at < len(self._leader.gradients):
             for parameter, lead in zip(parameters, self._leader.gradients[at]):
                 parameter.grad = lead.clone()
 
-    def _hear(self, value: Tensor) -> Tensor:
-        """The released statistic: noted, and replaced by the leader's."""
-        self._statistic = value.detach().clone()
-        at = len(self._record.releases)
-        lead = self._leader.releases[at].statistic if self._leader and at < len(self._leader.releases) else None
-        return value if lead is None else lead.clone()
 
-    def _state(self) -> str:
+class _WatchedEngine(StagedEngine):
+    """Knows what its recorder looks at."""
+
+    def __init__(self, seed: int, recorder: _Recorder) -> None:
+        super().__init__(seed, recorder)
+        self._recorder = recorder
+
+    def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        module, optimizer, loader = super().make_private(**options)
+        _refuse_dropout(module)
+        self._module, self._optimizer, self._recorder.engine = module, optimizer, self
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        record = self._recorder.record
+        record.stated = self.mechanism
+        record.dtype = min((p.dtype for p in self.trained), key=lambda dtype: torch.finfo(dtype).bits)
+        return module, optimizer, loader
+
+    def watched(self) -> str:
         """Parameters, buffers, and what the optimizer remembers."""
-        run = self._attached
-        held = [content(state) for state in run.door.optimizer.state.values()]
-        return repr((fingerprints(run.tape.model.state_dict().items()), held))
-
-
-def _stated(run: Run) -> Stated:
-    source = run.step.source
-    return Stated(
-        method=run.step.clipping.name,
-        weight_source="none" if source is None else source.name,
-        noise_multiplier=run.ledger.mechanism.noise_multiplier,
-        sensitivity=run.step.clipping.sensitivity,
-        expected_batch_size=run.expected_batch_size,
-        statistic_share=0.0 if source is None else source.share,
-    )
+        states = [content(state) for state in self._optimizer.state.values()]
+        return repr((fingerprints(self._module.state_dict().items()), states))
 
 
 def _refuse_dropout(model: nn.Module) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lmdp.accounting import Mechanism
 from lmdp.audit.neighbours.result import Finding, NeighbourReport
 
 if TYPE_CHECKING:
-    from lmdp.audit.neighbours.check import Record, Stated
+    from lmdp.audit.neighbours.check import Record
 
 NEIGHBOURS = (("with", "without"), ("alone", "empty"))
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -71,7 +72,7 @@ def _pairs(records: Records) -> Iterator[tuple[int, Tensor, Tensor | None]]:
             yield t, one.gradient - other.gradient, moved
 
 
-def _movement(records: Records, stated: Stated, slack: float) -> Finding:
+def _movement(records: Records, stated: Mechanism, slack: float) -> Finding:
     unit = stated.expected_batch_size / stated.sensitivity
     lengths = [(_length(gradient) * unit, t) for t, gradient, _ in _pairs(records)]
     return _bounded("gradient", lengths, slack, f"of the sensitivity {stated.sensitivity:g}")
@@ -83,7 +84,7 @@ def _statistic(records: Records, slack: float) -> Iterator[Finding]:
         yield _bounded("weight statistic", lengths, slack, "of the sensitivity 1")
 
 
-def _jointly(records: Records, stated: Stated, slack: float) -> Iterator[Finding]:
+def _jointly(records: Records, stated: Mechanism, slack: float) -> Iterator[Finding]:
     """Gradient and statistic, each in units of its own noise: together one Gaussian mechanism of multiplier σ."""
     unit = stated.expected_batch_size / stated.sensitivity
     share = stated.statistic_share
@@ -103,7 +104,7 @@ def _bounded(name: str, lengths: list[tuple[float, int]], slack: float, unit: st
     return Finding(name, worst <= 1 + slack, worst, f"{unit}; most at step {t + 1}")
 
 
-def _meeting(records: Records, stated: Stated, slack: float, sharp: bool) -> Finding:
+def _meeting(records: Records, stated: Mechanism, slack: float, sharp: bool) -> Finding:
     """What the outlier did to the contributions of the others, in units of the sensitivity.
 
     In float32 the outlier's own gradient may come out different alone and in a batch, if it is extreme: its
@@ -124,7 +125,7 @@ def _meeting(records: Records, stated: Stated, slack: float, sharp: bool) -> Fin
     return Finding("others' contributions", worst <= bound, worst, detail)
 
 
-def _noise(empty: Record, stated: Stated) -> Finding:
+def _noise(empty: Record, stated: Mechanism) -> Finding:
     """Empty batches release noise and nothing else: its spread must be as stated, and no two steps alike."""
     name, std = "noise", stated.noise_multiplier * stated.sensitivity / math.sqrt(1 - stated.statistic_share)
     if std == 0 or not empty.releases:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,36 +19,52 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lmdp.accounting import AccountantName
-from lmdp.private.engine import PrivacyEngine
-from lmdp.private.sampling import PoissonLoader, PoissonSampler
-from lmdp.private.statement import fingerprints
+from lmdp.guards import fingerprints
+from lmdp.private import Observer, PrivacyEngine
+from lmdp.private.noise import Noise, Randomness
 
 Train = Callable[[PrivacyEngine, Dataset[Any]], Any]
 """A whole training: builds model, optimizer and loader, calls `engine.make_private`, runs the loop, and returns what is
 to be published (or None)."""
 
 
-class StagedEngine(PrivacyEngine):
-    """An engine whose randomness is fixed and whose Poisson draws pass through `select`. Never certified: seeded."""
+class Staged(Observer):
+    """Fixes who is drawn: `alter` changes uniform numbers [N], below 0 for "always", 1 or more for "never"."""
 
-    def __init__(self, seed: int, select: Callable[[Tensor], Tensor], accountant: AccountantName = "rdp") -> None:
+    def __init__(self, alter: Callable[[Tensor], Tensor]) -> None:
+        self.alter = alter
+        self.noises: list[Noise] = []
+
+    def randomness(self, randomness: Randomness) -> Randomness:
+        return _StagedRandomness(randomness, self)
+
+
+class _StagedRandomness:
+    """Randomness whose draws are staged, and which remembers the noise that it has lent."""
+
+    def __init__(self, randomness: Randomness, stage: Staged) -> None:
+        self.source = randomness.source
+        self._randomness, self._stage = randomness, stage
+
+    def uniforms(self, draw: int, size: int) -> Tensor:
+        return self._stage.alter(self._randomness.uniforms(draw, size))
+
+    def noise(self, step: int) -> Noise:
+        self._stage.noises.append(self._randomness.noise(step))
+        return self._stage.noises[-1]
+
+
+class StagedEngine(PrivacyEngine):
+    """An engine whose randomness is fixed and whose draws are staged. Never certified: seeded, and observed."""
+
+    def __init__(self, seed: int, stage: Staged, accountant: str = "rdp") -> None:
         super().__init__(accountant)
-        self._seed, self._select = seed, select
+        self._seed, self.observer = seed, stage
 
     def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
-        module, optimizer, loader = super().make_private(**(options | {"seed": self._seed}))
-        if not isinstance(loader, PoissonLoader):
+        if not options.get("poisson_sampling", True):
             raise ValueError("poisson_sampling is False; this check is about Poisson batches. Leave it at True.")
-        sampler = loader.batch_sampler
-        assert isinstance(sampler, PoissonSampler)
-        draw = sampler.draw
-        sampler.draw = lambda number: self._select(draw(number))  # type: ignore[method-assign]
-        return module, optimizer, loader
-
-    @property
-    def attached(self) -> bool:
-        return self._run is not None
+        return super().make_private(**(options | {"seed": self._seed}))
 
 
 class _Places(Dataset[Any]):
@@ -85,21 +100,6 @@ def with_places(dataset: Dataset[Any], extras: Sequence[Any], present: Sequence[
         columns = [torch.stack([torch.as_tensor(one[k]) for one in held]) for k in range(len(dataset.tensors))]
         return TensorDataset(*[torch.cat([t, c.to(t.dtype)]) for t, c in zip(dataset.tensors, columns)])
     return _Places(dataset, size, held)
-
-
-@contextlib.contextmanager
-def same_randomness(seed: int) -> Iterator[None]:
-    """Global generators (initial weights, shuffles of public data) start alike, and are put back afterwards."""
-    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' code may draw from it
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numeric)  # noqa: NPY002
 
 
 @contextlib.contextmanager
