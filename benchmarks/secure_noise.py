@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
 from lmdp.app.bench.cases import CASES
-from lmdp.private.noise import Entropy
-from lmdp.private.secure import Secure
+from lmdp.private.noise import Entropy, Secure
 
 
 def in_turns(work: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

@@ -123,6 +123,7 @@ def calibrate_noise(
     """The smallest noise multiplier (to 1e-4 of itself) whose epsilon after `steps` steps is at most the target."""
     from dp_accounting import ExplicitBracketInterval, LowerEndpointAndGuess, calibrate_dp_mechanism
 
+    _check_step(1.0, sample_rate)
     _check_delta(target_delta)
     if not (target_epsilon > 0 and math.isfinite(target_epsilon)):
         raise ValueError(f"target_epsilon is {target_epsilon}; it must be a finite number above 0")

@@ -6,6 +6,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lmdp
-from lmdp.private import clipping
+from lmdp.accounting import Mechanism
+from lmdp.methods import METHODS
 from lmdp.private.step import PrivateStep
 from tests.audit.trainings import CNN, Block, examples, outliers, plain, resnet, training
 from tests.private.probe import Probe
+from tests.tables import certified
 
 MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
-METHODS = ["dpsgd", "autos", "psac", "perlayer", "naive-perlayer"]
-CERTIFIED = [(method, "private") for method in METHODS]
-CERTIFIED += [("lm", "private"), ("lm", "public"), ("lm", "fixed"), ("lm-optimal", "public")]
+CERTIFIED = certified()
 KINDS = sorted(outliers())
 
 
@@ -274,13 +275,13 @@ def mutate_release(monkeypatch: pytest.MonkeyPatch, after: Callable[..., None]) 
 
 
 def gradients(step: PrivateStep) -> list[Tensor]:
-    return [p.grad for p in step.tape.canonical_parameters.values() if p.grad is not None]
+    return [p.grad for p in step.capture.parameters.values() if p.grad is not None]
 
 
 def test_dividing_by_the_true_batch_size_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def after(step: PrivateStep, sums: Any) -> None:
         for gradient in gradients(step):
-            gradient.mul_(step._expected_batch_size / max(1, sums.examples))
+            gradient.mul_(step.mechanism.expected_batch_size / max(1, sums.examples))
 
     mutate_release(monkeypatch, after)
     caught("gradient", method="dpsgd")
@@ -298,9 +299,9 @@ def test_no_noise_for_an_empty_batch_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("scale", [0.5, 1.5])
 def test_noise_of_another_spread_than_stated_is_caught(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
-    spread = PrivateStep.gradient_std.fget
+    spread = Mechanism.gradient_std.fget
     assert spread is not None
-    monkeypatch.setattr(PrivateStep, "gradient_std", property(lambda self: spread(self) * scale))
+    monkeypatch.setattr(Mechanism, "gradient_std", property(lambda self: spread(self) * scale))
     caught("noise", method="dpsgd")
 
 
@@ -321,15 +322,14 @@ def test_noise_used_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_noise_drawn_once_more_for_one_example_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def after(step: PrivateStep, sums: Any) -> None:
         if sums.nonfinite:
-            step.chance.noise(1).like([sums.shares], 1.0)
+            step.randomness.noise(1).like([sums.shares], 1.0)
 
     mutate_release(monkeypatch, after)
     caught("noise drawn", kind="nan", method="dpsgd")
 
 
 def rule(monkeypatch: pytest.MonkeyPatch, method: str, scales: Callable[[Tensor, float], Tensor]) -> None:
-    _, reweighted, factor = clipping.METHODS[method]
-    monkeypatch.setitem(clipping.METHODS, method, (scales, reweighted, factor))
+    monkeypatch.setitem(METHODS, method, replace(METHODS[method], scales=scales))
 
 
 def test_a_layer_left_out_of_the_clip_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,8 +343,8 @@ def test_clipping_by_the_largest_norm_of_the_batch_is_caught(monkeypatch: pytest
 
 
 def test_a_sensitivity_that_is_understated_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    scales, reweighted, _ = clipping.METHODS["naive-perlayer"]
-    monkeypatch.setitem(clipping.METHODS, "naive-perlayer", (scales, reweighted, lambda layers: 1.0))
+    understated = replace(METHODS["naive-perlayer"], sensitivity=lambda layers: 1.0)
+    monkeypatch.setitem(METHODS, "naive-perlayer", understated)
     caught("gradient", method="naive-perlayer", max_grad_norm=1e-3)
 
 

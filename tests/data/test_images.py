@@ -44,7 +44,7 @@ def test_examples_batches_and_all_of_them_agree() -> None:
 
 
 def test_images_can_be_poisson_sampled_empty_batches_included() -> None:
-    loader = poisson_loader(DataLoader(some(4), batch_size=1), coins=Seeded(0).coins)
+    loader = poisson_loader(DataLoader(some(4), batch_size=1), uniforms=Seeded(0).uniforms)
     sizes = set()
     for _ in range(10):
         for x, y in loader:

@@ -35,7 +35,7 @@ from lmdp.data.records import read_object
 from lmdp.data.svhn import parse_mat
 from lmdp.layers import LayerMap
 from lmdp.membership.instrument import read_embeddings
-from lmdp.private.risk import error_rates_for
+from lmdp.private.weights import error_rates_for
 from lmdp.report.audit_page import render as render_audit
 from lmdp.risk import RiskProfile
 from tests.data import files

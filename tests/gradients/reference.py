@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmdp.gradients.batch import Gradients
-from lmdp.gradients.capture import Tape
+from lmdp.gradients import Capture, PerExampleGradients
 from lmdp.layers import LayerMap
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -42,16 +41,16 @@ def layer_norms(gradients: list[dict[str, Tensor]], layers: LayerMap) -> Tensor:
     return torch.stack(rows)
 
 
-def taped(model: nn.Module, loss: Loss, batch: Any, **options: Any) -> tuple[Gradients, LayerMap]:
-    """The gradients that the tape finds, leaving the model as it was."""
+def captured(model: nn.Module, loss: Loss, batch: Any, **options: Any) -> tuple[PerExampleGradients, LayerMap]:
+    """The gradients that are captured, leaving the model as it was."""
     layers = LayerMap.of(model)
-    tape = Tape(model, layers, **options)
+    capture = Capture(model, layers, **options)
     try:
         loss(model, batch).backward()
         assert all(p.grad is None for p in model.parameters() if p.requires_grad), "a mean weight gradient was formed"
-        return tape.take(), layers
+        return capture.take(), layers
     finally:
-        tape.detach()
+        capture.detach()
 
 
 @dataclass
@@ -72,7 +71,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 def compare(model: nn.Module, loss: Loss, batch: Any, examples: list[Any], **options: Any) -> Comparison:
     """Worst relative error of norms (each against itself) and of weighted sums (against the largest entry)."""
     expected = one_by_one(model, loss, examples)
-    gradients, layers = taped(model, loss, batch, **options)
+    gradients, layers = captured(model, loss, batch, **options)
     assert gradients.batch_size == len(examples)
     assert gradients.unreached == []
     norms = layer_norms(expected, layers)

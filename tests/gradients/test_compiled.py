@@ -47,7 +47,7 @@ def test_where_there_is_a_compiler_the_loops_are_compiled() -> None:
 
 
 def test_the_environment_can_switch_them_off() -> None:
-    code = "from lmdp.private import compiled; print(compiled.vector_bytes())"
+    code = "from lmdp.gradients import compiled; print(compiled.vector_bytes())"
     run = [sys.executable, "-c", code]
     assert subprocess.run(run, env={"LMDP_COMPILED": "0"}, capture_output=True, text=True).stdout == "None\n"
 

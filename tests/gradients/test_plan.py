@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import lmdp
 from lmdp.gradients import compiled
 from lmdp.gradients import rows as pieces
-from lmdp.gradients.plan import Plan, Sizes, by_cost
+from lmdp.gradients.contract import Sizes
+from lmdp.gradients.plan import Choices, by_cost
 from tests.gradients.reference import compare, one_by_one, quadratic, split
 from tests.gradients.test_rules import DOUBLE, KINDS, made
 
@@ -151,7 +152,7 @@ def test_a_tight_budget_takes_gram_where_it_is_lean_and_says_what_it_costs() -> 
 
 
 def test_a_budget_that_cannot_be_met_says_so_once_and_one_of_no_bytes_is_refused() -> None:
-    plan = Plan(memory_budget=100)
+    plan = Choices(memory_budget=100)
     plan.prefers_gram("layer", Sizes(3, 10, 50, 40, 2))
     with pytest.warns(UserWarning, match="leanest rules keep more .* max_physical_batch_size"):
         plan.begin(2)
@@ -169,7 +170,7 @@ def test_long_sequences_are_formed_and_short_ones_of_wide_features_are_not() -> 
 
 
 def test_a_larger_batch_makes_a_plan_of_its_own() -> None:
-    plan = Plan(memory_budget=4 * 1000 * 64)
+    plan = Choices(memory_budget=4 * 1000 * 64)
     small, large = (Sizes(20, 64, 1000, 800, b) for b in (64, 70))
     assert plan.prefers_gram("layer", small)  # lean until all layers are known
     plan.begin(64)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lmdp.gradients import conv, generic
 from lmdp.gradients import plan as choice
 from lmdp.gradients import rows as pieces
-from lmdp.gradients.rules import rule_for
+from lmdp.gradients.contract import Use
+from lmdp.gradients.plan import rule_for
 from tests.gradients.reference import compare, quadratic, split
 
 DOUBLE, SINGLE = 1e-8, 1e-4
@@ -278,11 +279,11 @@ def test_dropout_inside_a_generic_module_is_replayed() -> None:
 
     torch.manual_seed(3)
     model, batch = Dropping(4).double(), torch.randn(6, 4, dtype=torch.float64)
-    from tests.gradients.reference import taped
+    from tests.gradients.reference import captured
 
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        gradients, layers = taped(model, quadratic, batch)
+        gradients, layers = captured(model, quadratic, batch)
     with torch.random.fork_rng():
         torch.manual_seed(11)
         quadratic(model, batch).backward()
@@ -295,9 +296,9 @@ def test_subclasses_with_their_own_computation_get_the_generic_rule() -> None:
         def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return super()._conv_forward(x, weight * 2, bias)
 
-    assert rule_for(Doubled(2, 2)) is generic.piece
-    assert rule_for(Own(1, 1, 1)) is generic.piece
-    assert rule_for(nn.Conv2d(1, 1, 1)) is conv.piece
+    assert rule_for(Doubled(2, 2)) is generic.RULE
+    assert rule_for(Own(1, 1, 1)) is generic.RULE
+    assert rule_for(nn.Conv2d(1, 1, 1)) is conv.RULE
 
 
 @settings(max_examples=120, deadline=None)
@@ -375,7 +376,7 @@ def test_repeated_positions_never_make_a_gram_norm_too_small(positions: int) -> 
 def test_a_tiny_input_and_a_huge_gradient_are_measured_or_removed(positions: int) -> None:
     """Their squares leave float32 although their product, the gradient, does not."""
     x, g = torch.full((3, positions, 8), 2.6e-23), torch.full((3, positions, 4), 2e22)
-    use = pieces.Use(nn.Linear(8, 4), frozenset({"weight"}), (x,), {}, (), (g,), 3, prefers_gram=lambda _: True)
-    norms = rule_for(use.module)(use).squared_norms[""].sqrt()
+    use = Use(nn.Linear(8, 4), frozenset({"weight"}), (x,), {}, (), (g,), 3, prefers_gram=lambda _: True)
+    norms = rule_for(use.module).piece(use).squared_norms[""].sqrt()
     exact = positions * float(x[0, 0].double().norm() * g[0, 0].double().norm())
     assert ((norms >= exact * (1 - 1e-6)) | norms.isinf()).all()

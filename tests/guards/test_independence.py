@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.gradients.attach import REGISTRY
 from lmdp.guards import independence as mixing
 from tests.private.test_engine import Small, data, private, train
 
@@ -202,15 +203,15 @@ def test_it_can_be_switched_off() -> None:
 
 
 def test_it_leaves_torch_as_it_was_when_the_engine_goes() -> None:
-    for probe in list(mixing._waiting):  # engines of other tests
-        probe.close()
+    for watcher in list(REGISTRY._watchers):  # engines of other tests
+        REGISTRY.remove_watcher(watcher)
     original = torch.autograd.backward
     assert not hasattr(original, "__wrapped__")
     engine, model, optimizer, loader = private()
     assert torch.autograd.backward is not original
     train(model, optimizer, loader)
-    assert engine._attached.tape.mixing is not None
-    assert engine._attached.tape.mixing.done
+    assert engine._attached.independence is not None
+    assert engine._attached.independence.done
     engine.detach()
     assert torch.autograd.backward is original
     other, *_ = private()
@@ -551,7 +552,7 @@ def test_a_forward_pass_on_other_data_before_does_not_count() -> None:
         F.cross_entropy(model(torch.randn(size, 1, 6, 6)), torch.zeros(size, dtype=torch.long)).backward()
         optimizer.step()
     assert engine.steps == 4
-    assert not engine._attached.tape.repeated  # else all its per-example gradients would be formed
+    assert not engine._attached.capture._repeated  # else all its per-example gradients would be formed
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -10,16 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lmdp
-from lmdp.accounting import AccountantName, Mechanism, calibrate_noise, epsilon_spent
+from lmdp.accounting import ACCOUNTANTS, calibrate_noise, epsilon_spent
 from lmdp.private.noise import Entropy, Seeded
 from tests.private.test_engine import BATCH, N, Small, data, private, refuse, train
+from tests.tables import with_default_source
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-@pytest.mark.parametrize("method", ["dpsgd", "lm"])
-def test_the_account_is_of_the_whole_noise_multiplier_by_the_chosen_accountant(
-    method: str, accountant: AccountantName
-) -> None:
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("method", with_default_source())
+def test_the_account_is_of_the_whole_noise_multiplier_by_the_chosen_accountant(method: str, accountant: str) -> None:
     """With a weight statistic the gradient has more noise than this; the pair of releases has exactly this much."""
     model = Small()
     engine = lmdp.PrivacyEngine(accountant=accountant)
@@ -33,15 +32,15 @@ def test_the_account_is_of_the_whole_noise_multiplier_by_the_chosen_accountant(
         weight_budget=0.4,
     )
     train(model, optimizer, loader)
-    expected = epsilon_spent(Mechanism(1.3, BATCH / N), steps=len(loader), delta=1e-5, accountant=accountant)
+    expected = epsilon_spent(1.3, BATCH / N, steps=len(loader), delta=1e-5, accountant=accountant)
     assert engine.get_epsilon(1e-5) == expected
     statement = engine.privacy_statement(1e-5)
     assert (statement.epsilon, statement.noise_multiplier, statement.accountant) == (expected, 1.3, accountant)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_the_noise_for_a_target_is_calibrated_by_the_chosen_accountant_for_every_draw(
-    accountant: AccountantName,
+    accountant: str,
 ) -> None:
     """43 examples in batches of 8 are 6 draws a pass, not 43 / 8: all 12 of two passes must fit."""
     model = Small()
@@ -82,9 +81,9 @@ def test_every_stream_of_every_run_has_bits_of_its_own() -> None:
     words = []
     for _ in range(2):
         engine, _, _, loader = private()
-        chance = engine._attached.step.chance
-        assert loader.batch_sampler.coins == chance.coins
-        words += [stream.words(1000) for stream in (chance._noise._stream, chance._coins)]
+        chance = engine._attached.step.randomness
+        assert loader.batch_sampler.uniforms == chance.uniforms
+        words += [stream.words(1000) for stream in (chance._noise._stream, chance._sampling)]
     assert len(torch.cat(words).unique()) == 4000
 
 
@@ -100,7 +99,7 @@ def test_the_global_seed_does_not_reach_the_sampling() -> None:
 
 def test_sampling_and_noise_never_share_a_stream() -> None:
     for chance in (Entropy(), Seeded(0), Seeded(3)):
-        draws = [chance.coins(number, 8) for number in range(3)]
+        draws = [chance.uniforms(number, 8) for number in range(3)]
         draws += [chance.noise(t)._stream.uniform(8) for t in (0, 1, 2)]
         assert len(torch.cat(draws).unique()) == 8 * len(draws)
 

@@ -10,11 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmdp.private.clipping import METHODS, clipping, usable
+from lmdp.methods import METHODS
+from lmdp.private.clipping import Clipping, usable
 from lmdp.private.weights import unit
 from tests.private.probe import private_probe, step
+from tests.tables import with_default_source
 
 ROUNDING = 1e-9
+PRIVATE = [method.name for method in METHODS.values() if method.private]
 SIZES = st.one_of(st.just(0.0), st.floats(-30, 30).map(lambda exponent: 10.0**exponent))
 
 
@@ -27,7 +30,7 @@ def unit_weights(layers: int) -> st.SearchStrategy[Tensor]:
     return entries.map(lambda values: unit(torch.tensor(values, dtype=torch.float64)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRIVATE)
 @settings(max_examples=200, deadline=None)
 @given(rows=matrices(4), clip_norm=st.floats(1e-3, 1e3), weights=unit_weights(4))
 @example(rows=[[1e-30, 1e30, 0.0, 1.0]], clip_norm=1.0, weights=torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
@@ -35,14 +38,14 @@ def test_one_example_contributes_at_most_the_stated_sensitivity(
     method: str, rows: list[list[float]], clip_norm: float, weights: Tensor
 ) -> None:
     norms = torch.tensor(rows, dtype=torch.float64)
-    rule = clipping(method, clip_norm=clip_norm, layers=4)
-    scales = rule.scales(norms, weights=weights if rule.reweighted else None)
+    rule = Clipping.of(method, clip_norm=clip_norm, layers=4)
+    scales = rule.scales(norms, weights=weights if rule.method.reweighted else None)
     assert torch.isfinite(scales * norms).all()
     contribution = torch.linalg.vector_norm(scales * norms, dim=1)
     assert (contribution <= rule.sensitivity * (1 + ROUNDING)).all()
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "lm-optimal"])
+@pytest.mark.parametrize("method", with_default_source())
 @settings(max_examples=60, deadline=None)
 @given(
     exponents=st.lists(st.floats(-30, 30), min_size=4, max_size=4),
@@ -77,7 +80,7 @@ def test_a_sum_of_squares_that_underflows_cannot_hide_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("method", ["dpsgd", "autos", "psac", "perlayer", "naive-perlayer", "lm"])
+@pytest.mark.parametrize("method", with_default_source())
 def test_a_nan_or_infinite_example_contributes_nothing_and_is_counted(method: str, bad: float) -> None:
     torch.manual_seed(0)
     batch = torch.randn(5, 4, 3)
@@ -106,14 +109,14 @@ def test_lm_on_a_model_of_one_layer_equals_dpsgd() -> None:
 def test_the_methods_are_the_formulas_of_their_papers() -> None:
     n = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
     C, g = 1.0, 0.01
-    scales = {m: clipping(m, clip_norm=C, layers=2).scales(n) for m in METHODS}
+    scales = {m: Clipping.of(m, clip_norm=C, layers=2).scales(n) for m in PRIVATE}
     assert scales["dpsgd"].tolist() == [[0.2, 0.2], [1.0, 1.0], [1.0, 1.0]]
     assert scales["autos"][0, 0] == C / (5 + g)
     assert scales["psac"][1, 0] == C / (0.5 + g / (0.5 + g))
     assert scales["perlayer"][0].tolist() == pytest.approx([1 / math.sqrt(2) / 3, 1 / math.sqrt(2) / 4])
     assert scales["naive-perlayer"][0].tolist() == pytest.approx([1 / 3, 1 / 4])
     assert scales["lm"].tolist() == [pytest.approx([1 / 3, 1 / 4]), pytest.approx([5 / 3, 5 / 4]), [0.0, 0.0]]
-    assert clipping("naive-perlayer", clip_norm=2.0, layers=9).sensitivity == 6.0
+    assert Clipping.of("naive-perlayer", clip_norm=2.0, layers=9).sensitivity == 6.0
 
 
 def test_usable_drops_whole_examples_and_keeps_the_others() -> None:
@@ -125,9 +128,9 @@ def test_usable_drops_whole_examples_and_keeps_the_others() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_an_impossible_clip_norm_is_refused_with_its_value(value: float) -> None:
     with pytest.raises(ValueError, match=r"max_grad_norm is .*above 0"):
-        clipping("lm", clip_norm=value, layers=2)
+        Clipping.of("lm", clip_norm=value, layers=2)
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match="'lmm'; it must be one of dpsgd, autos"):
-        clipping("lmm", clip_norm=1.0, layers=2)
+        Clipping.of("lmm", clip_norm=1.0, layers=2)

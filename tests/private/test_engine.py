@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.methods import METHODS
 from lmdp.models import SCNN
 from tests.gradients.reference import layer_norms, one_by_one
+from tests.tables import choices, with_default_source
 
 N, BATCH = 40, 8
 
@@ -145,7 +147,7 @@ def test_an_exception_in_forward_leaves_the_parameters_trainable() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("method", ["dpsgd", "lm"])
+@pytest.mark.parametrize("method", with_default_source())
 def test_without_noise_the_step_is_the_clipped_sum_of_single_gradients(method: str, reduction: str) -> None:
     torch.manual_seed(0)
     model = Small().double()
@@ -166,12 +168,10 @@ def test_without_noise_the_step_is_the_clipped_sum_of_single_gradients(method: s
         loss_reduction=reduction,
     )
     n = layer_norms(single, engine.layers)
-    G = n.norm(dim=1)
     w = torch.tensor(rates, dtype=torch.float64)
-    w = w / w.norm()
-    scale = torch.minimum(torch.ones(7), C / G)[:, None].expand(7, 2)
-    if method == "lm":
-        scale = G.clamp(max=C)[:, None] * w / n
+    formula = METHODS[method].scales
+    assert formula is not None
+    scale = formula(n, C) * (w / w.norm() if METHODS[method].reweighted else 1.0)
     F.cross_entropy(model(x), y, reduction=reduction).backward()
     optimizer.step()
     for name, at in engine.layers.index.items():
@@ -179,17 +179,15 @@ def test_without_noise_the_step_is_the_clipped_sum_of_single_gradients(method: s
         torch.testing.assert_close(model.get_parameter(name).grad, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("method", "weights"),
-    [("dpsgd", "private"), ("psac", "private"), ("lm", "private"), ("lm", "batch"), ("lm-optimal", "batch")],
-)
+@pytest.mark.parametrize(("method", "weights"), choices())
 @pytest.mark.parametrize("part", [1, 3, 100])
 def test_handing_a_batch_out_in_parts_changes_nothing(method: str, weights: str, part: int) -> None:
+    public = (torch.randn(9, 1, 6, 6, dtype=torch.float64), torch.arange(9) % 3) if weights == "public" else None
+
     def run(part: int | None) -> Tensor:
         torch.manual_seed(1)
-        engine, model, optimizer, loader = private(
-            Small().double(), method=method, weights=weights, seed=3, max_physical_batch_size=part
-        )
+        options = {"method": method, "weights": weights, "public_data": public}
+        engine, model, optimizer, loader = private(Small().double(), seed=3, max_physical_batch_size=part, **options)
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x.double()), y).backward()

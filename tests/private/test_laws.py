@@ -10,14 +10,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import lmdp
 from lmdp.gradients import generic
 from lmdp.gradients import rows as pieces
-from lmdp.gradients.rules import rule_for
+from lmdp.gradients.plan import rule_for
 from lmdp.private.clipping import usable
 from lmdp.private.weights import BatchView, Private, mean_ratio, risk_factors, shares, unit
-from tests.gradients.reference import compare, quadratic, relative, split, taped
+from tests.gradients.reference import captured, compare, quadratic, relative, split
 from tests.gradients.test_rules import DOUBLE, Tokens, gram_norms, made
 from tests.private.probe import private_probe, step
 from tests.private.test_sensitivity import RISK
 from tests.private.test_weights import random_units
+from tests.tables import with_default_source
 
 
 def test_a_step_releases_its_own_batch_and_nothing_of_earlier_ones() -> None:
@@ -33,7 +34,7 @@ def test_a_step_releases_its_own_batch_and_nothing_of_earlier_ones() -> None:
         torch.testing.assert_close(seen[-1], (n / G[:, None]).sum(0))
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "naive-perlayer", "lm"])
+@pytest.mark.parametrize("method", with_default_source())
 def test_a_full_batch_gets_the_very_noise_that_an_empty_one_gets(method: str) -> None:
     def released(batch: Tensor, sigma: float) -> Tensor:
         engine, model, optimizer = private_probe(batch, method=method, noise_multiplier=sigma, max_grad_norm=0.5)
@@ -72,7 +73,7 @@ def test_private_weights_are_the_running_mean_times_the_risk() -> None:
     source.observe(first)
     source.observe(second)
     expected = unit((0.9 * first + second) * torch.tensor([0.5, 0.2]))
-    assert source.weights().tolist() == pytest.approx(expected.tolist())
+    assert source.current().tolist() == pytest.approx(expected.tolist())
 
 
 @pytest.mark.parametrize("source", ["public", "batch"])
@@ -134,11 +135,11 @@ def test_a_nan_output_gradient_of_one_example_leaves_the_others_as_they_are(kind
 
     weight = torch.linspace(0.5, 1.5, 5, dtype=dtype)
     weight[2] = torch.nan
-    found, layers = taped(model, weighted, (batch, weight))
+    found, layers = captured(model, weighted, (batch, weight))
     norms, bad = usable(found.squared_norms(layers).sqrt(), 1e-150)
     assert bad.tolist() == [False, False, True, False, False]
     assert (norms[2] == 0).all()
-    kept, _ = taped(model, weighted, (batch[~bad], weight[~bad]))
+    kept, _ = captured(model, weighted, (batch[~bad], weight[~bad]))
     sums = found.without(bad).weighted_sums([torch.ones_like(norms)], layers)[0]
     for name, expected in kept.weighted_sums([torch.ones_like(norms[~bad])], layers)[0].items():
         rtol, atol = (1e-10, 1e-12) if dtype == torch.float64 else (1e-5, 1e-6 * float(expected.abs().max()))
@@ -184,7 +185,7 @@ def test_a_gram_product_that_rounds_below_zero_is_a_small_norm_not_a_nan() -> No
 def test_a_plain_layer_with_parameters_of_another_name_gets_the_generic_rule() -> None:
     layer = nn.utils.weight_norm(nn.Linear(4, 3))
     assert type(layer) is nn.Linear
-    assert rule_for(layer) is generic.piece
+    assert rule_for(layer) is generic.RULE
 
 
 def test_two_positions_that_almost_cancel_never_make_a_gram_norm_too_small() -> None:

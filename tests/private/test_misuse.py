@@ -67,16 +67,16 @@ def test_forked_and_copied_entropy_never_repeats() -> None:
     from lmdp.private.noise import Entropy
 
     chance = Entropy()
-    assert not torch.equal(copy.deepcopy(chance).coins(0, 8), chance.coins(0, 8))
+    assert not torch.equal(copy.deepcopy(chance).uniforms(0, 8), chance.uniforms(0, 8))
     mine, theirs = copy.copy(chance), pickle.loads(pickle.dumps(chance))
-    assert not torch.equal(mine.coins(0, 8), theirs.coins(0, 8))
+    assert not torch.equal(mine.uniforms(0, 8), theirs.uniforms(0, 8))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, chance.coins(0, 8).numpy().tobytes())
+        os.write(writer, chance.uniforms(0, 8).numpy().tobytes())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reader, 64) != chance.coins(0, 8).numpy().tobytes()
+    assert os.read(reader, 64) != chance.uniforms(0, 8).numpy().tobytes()
 
 
 @pytest.mark.parametrize(("told", "reduction"), [("mean", "sum"), ("sum", "mean")])

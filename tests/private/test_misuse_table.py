@@ -67,7 +67,7 @@ def test_samplers_of_another_law_are_refused() -> None:
     private(data_loader=DataLoader(Subset(dataset, range(10)), batch_size=2))
 
 
-@pytest.mark.parametrize("name", ["rate", "size", "coins"])
+@pytest.mark.parametrize("name", ["rate", "size", "uniforms"])
 def test_the_sample_rate_cannot_be_changed_in_mid_run(name: str) -> None:
     _, _, _, loader = private()
     with pytest.raises(AttributeError, match=f"{name} is fixed"):

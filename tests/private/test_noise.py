@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from lmdp.private.keystream import KeyStream
-from lmdp.private.noise import ROUND, Chance, Entropy, GaussianNoise, Seeded, open_unit
+from lmdp.private.noise import ROUND, Entropy, GaussianNoise, Randomness, Seeded, open_unit
 from lmdp.private.weights import Private
 from tests.private.probe import private_probe, step
 
@@ -99,11 +99,11 @@ def test_the_default_has_all_256_bits_of_its_key_from_the_operating_system(monke
     for bit in range(256):
         monkeypatch.setattr(secrets, "token_bytes", lambda asked, bit=bit: (1 << bit).to_bytes(asked, "little"))
         chance = Entropy()
-        coins.add(chance.coins(1, 2).numpy().tobytes())
+        coins.add(chance.uniforms(1, 2).numpy().tobytes())
         noise.add(chance.noise(1).like([torch.empty(2)], 1.0)[0].numpy().tobytes())
     assert len(coins) == len(noise) == 256
     monkeypatch.undo()
-    assert stats.kstest(Entropy().coins(1, 200_000).numpy(), "uniform").pvalue > 1e-4
+    assert stats.kstest(Entropy().uniforms(1, 200_000).numpy(), "uniform").pvalue > 1e-4
     assert stats.kstest(Entropy().noise(1).like([torch.empty(200_000)], 1.0)[0].numpy(), "norm").pvalue > 1e-4
 
 
@@ -200,7 +200,7 @@ def test_the_same_seed_gives_the_same_noise_on_any_number_of_threads(threads: in
 
 
 @pytest.mark.parametrize("chance", [Entropy(), Seeded(4)])
-def test_rounds_never_repeat_one_another_nor_themselves(chance: Chance) -> None:
+def test_rounds_never_repeat_one_another_nor_themselves(chance: Randomness) -> None:
     """A slice drawn twice would cancel in a difference of two released gradients."""
     noise = chance.noise(1)
     like = torch.empty(8, ROUND // 16, dtype=torch.float64)
@@ -214,7 +214,7 @@ def test_rounds_never_repeat_one_another_nor_themselves(chance: Chance) -> None:
 
 def test_coins_and_noise_of_one_key_have_nothing_in_common() -> None:
     chance = Entropy()
-    coins = [chance._coins.words(4096) for _ in range(2)]
+    coins = [chance._sampling.words(4096) for _ in range(2)]
     noise = [chance._noise._stream.words(4096) for _ in range(2)]
     assert len(torch.cat(coins + noise).unique()) == 4 * 4096
 
@@ -222,11 +222,11 @@ def test_coins_and_noise_of_one_key_have_nothing_in_common() -> None:
 def test_a_copy_and_a_fork_have_keys_of_their_own() -> None:
     chance = Entropy()
     copies = [copy.deepcopy(chance), copy.deepcopy(chance), pickle.loads(pickle.dumps(chance))]
-    assert len(torch.cat([each.coins(1, 4) for each in (chance, *copies)]).unique()) == 16
-    before = chance._coins
+    assert len(torch.cat([each.uniforms(1, 4) for each in (chance, *copies)]).unique()) == 16
+    before = chance._sampling
     before._process = (-1, 0)
     chance.noise(1)
-    assert chance._coins is not before
+    assert chance._sampling is not before
 
 
 def test_under_a_seed_the_noise_of_a_step_follows_from_its_number_alone() -> None:

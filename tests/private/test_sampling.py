@@ -19,7 +19,7 @@ def loader(size: int, batch: int, **options: object) -> DataLoader:
 
 def sampled(size: int, batch: int, passes: int, seed: int = 0) -> np.ndarray:
     """[draws, size] of 0 and 1."""
-    source = poisson_loader(loader(size, batch), coins=Seeded(seed).coins)
+    source = poisson_loader(loader(size, batch), uniforms=Seeded(seed).uniforms)
     rows = []
     for _ in range(passes):
         for x, y in source:
@@ -54,7 +54,7 @@ def test_draws_are_independent_between_examples_and_between_steps() -> None:
 
 
 def test_empty_batches_occur_and_keep_the_shape_of_an_example() -> None:
-    source = poisson_loader(loader(4, 1), coins=Seeded(0).coins)
+    source = poisson_loader(loader(4, 1), uniforms=Seeded(0).uniforms)
     sizes = [len(x) for _ in range(100) for x, _ in source]
     assert sizes.count(0) / len(sizes) == pytest.approx(0.75**4, abs=0.1)
 
@@ -69,7 +69,7 @@ class Pairs(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_any_dataset_and_collation_gives_whole_and_empty_batches(workers: int) -> None:
-    source = poisson_loader(DataLoader(Pairs(), batch_size=1, num_workers=workers), coins=Seeded(1).coins)
+    source = poisson_loader(DataLoader(Pairs(), batch_size=1, num_workers=workers), uniforms=Seeded(1).uniforms)
     sizes = []
     for batch in source:
         sizes.append(len(batch["image"]))
@@ -82,15 +82,15 @@ def test_any_dataset_and_collation_gives_whole_and_empty_batches(workers: int) -
 
 
 def test_parts_of_a_batch_are_the_batch_and_only_the_last_says_so() -> None:
-    whole = poisson_loader(loader(100, 30), coins=Seeded(3).coins)
-    parts = poisson_loader(loader(100, 30), coins=Seeded(3).coins, max_physical_batch_size=8)
+    whole = poisson_loader(loader(100, 30), uniforms=Seeded(3).uniforms)
+    parts = poisson_loader(loader(100, 30), uniforms=Seeded(3).uniforms, max_physical_batch_size=8)
     batches = [x for x, _ in whole]
     joined: list[Tensor] = []
     pending: list[Tensor] = []
     for x, _ in parts:
         assert len(x) <= 8
         pending.append(x)
-        handout = parts.feed.take()
+        handout = parts.log.mark_used()
         assert handout is not None
         assert handout.size == len(x)
         if handout.last:
@@ -105,50 +105,50 @@ def test_parts_of_a_batch_are_the_batch_and_only_the_last_says_so() -> None:
 def test_an_abandoned_pass_leaves_nothing_behind(workers: int) -> None:
     """A worker is ahead of the loop: parts were drawn that an abandoned pass never handed out."""
     source = loader(100, 30, num_workers=workers)
-    parts = poisson_loader(source, coins=Seeded(3).coins, max_physical_batch_size=8)
+    parts = poisson_loader(source, uniforms=Seeded(3).uniforms, max_physical_batch_size=8)
     next(iter(parts))
     for x, _ in parts:
-        handout = parts.feed.take()
+        handout = parts.log.mark_used()
         assert handout is not None
         assert handout.size == len(x)
 
 
 def test_every_batch_skipped_in_a_pass_that_steps_others_is_counted() -> None:
-    source = poisson_loader(loader(4, 1), coins=Seeded(0).coins)
+    source = poisson_loader(loader(4, 1), uniforms=Seeded(0).uniforms)
     empty = 0
     for _ in range(20):
         for x, _ in source:
             if len(x) == 0:
                 empty += 1
                 continue
-            source.feed.take()
+            source.log.mark_used()
     assert empty > 0
-    assert source.feed.skipped == empty
+    assert source.log.skipped == empty
 
 
 def test_looking_without_stepping_and_breaking_off_for_good_skip_nothing() -> None:
-    source = poisson_loader(loader(40, 4), coins=Seeded(0).coins)
+    source = poisson_loader(loader(40, 4), uniforms=Seeded(0).uniforms)
     next(iter(source))
     assert len(list(source)) == 10
     for i, _ in enumerate(source):
-        source.feed.take()
+        source.log.mark_used()
         if i == 5:
             break
     assert len(list(source)) == 10
     for i, _ in enumerate(source):
         if i == 5:
             break
-        source.feed.take()
-    assert source.feed.skipped == 0
+        source.log.mark_used()
+    assert source.log.skipped == 0
     next(iter(source))  # it went on after all: the batch at which it broke off was seen, and left out
-    assert source.feed.skipped == 1
+    assert source.log.skipped == 1
 
 
 def test_the_sampling_rate_is_the_batch_size_over_the_dataset_size() -> None:
     assert sample_rate_of(loader(50, 10)) == (0.2, 50)
     assert sample_rate_of(loader(5, 10)) == (1.0, 5)
     assert sample_rate_of(loader(103, 10)) == (10 / 103, 103)
-    assert len(poisson_loader(loader(103, 10), coins=Seeded(0).coins)) == 11
+    assert len(poisson_loader(loader(103, 10), uniforms=Seeded(0).uniforms)) == 11
 
 
 class Stream(IterableDataset):
@@ -165,6 +165,6 @@ def test_loaders_that_cannot_be_sampled_are_refused_with_the_remedy() -> None:
         sample_rate_of(DataLoader(TensorDataset(torch.zeros(0)), batch_size=2, sampler=[0]))
     some = SubsetRandomSampler(range(2))
     with pytest.raises(ValueError, match=r"SubsetRandomSampler.*Subset"):
-        poisson_loader(loader(4, 2, sampler=some), coins=Seeded(0).coins)
+        poisson_loader(loader(4, 2, sampler=some), uniforms=Seeded(0).uniforms)
     with pytest.raises(ValueError, match="max_physical_batch_size is 0"):
-        poisson_loader(loader(4, 2), coins=Seeded(0).coins, max_physical_batch_size=0)
+        poisson_loader(loader(4, 2), uniforms=Seeded(0).uniforms, max_physical_batch_size=0)

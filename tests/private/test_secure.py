@@ -17,8 +17,7 @@ from scipy import stats
 import lmdp
 from lmdp.app.config import METHODS, Config
 from lmdp.private.keystream import KeyStream
-from lmdp.private.noise import ROUND
-from lmdp.private.secure import Secure, SummedNoise
+from lmdp.private.noise import ROUND, Secure, SummedNoise
 from tests.private.test_engine import Small, data, train
 from tests.private.test_noise import Written
 
@@ -68,10 +67,10 @@ def test_neighbours_calls_tensors_and_streams_are_independent() -> None:
 
 def test_no_number_is_drawn_twice_and_no_two_engines_share_a_stream() -> None:
     noise = Secure(KEY)
-    coins = [noise.coins(0, 1000) for _ in range(2)]
+    coins = [noise.uniforms(0, 1000) for _ in range(2)]
     draws = [noise.noise(0).like([torch.empty(50_000, dtype=torch.float64)], 1.0)[0] for _ in range(4)]
     assert len(torch.cat(draws + coins).unique()) == 202_000
-    assert not np.isin(Secure().coins(0, 1000).numpy(), Secure().coins(0, 1000).numpy()).any()
+    assert not np.isin(Secure().uniforms(0, 1000).numpy(), Secure().uniforms(0, 1000).numpy()).any()
 
 
 def test_regions_of_one_key_are_far_apart() -> None:
@@ -90,7 +89,7 @@ def test_the_key_stream_is_that_of_aes_256_in_counter_mode() -> None:
 
 
 def test_coins_are_uniform() -> None:
-    coins = Secure(KEY).coins(0, MILLION).numpy()
+    coins = Secure(KEY).uniforms(0, MILLION).numpy()
     assert stats.kstest(coins, "uniform").pvalue > 1e-4
     assert coins.min() >= 0
     assert coins.max() < 1
@@ -118,10 +117,10 @@ def test_a_fork_draws_other_noise_than_its_parent() -> None:
     noise, (reader, writer) = Secure(), os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, noise.coins(0, 4).numpy().tobytes())
+        os.write(writer, noise.uniforms(0, 4).numpy().tobytes())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reader, 64) != noise.coins(0, 4).numpy().tobytes()
+    assert os.read(reader, 64) != noise.uniforms(0, 4).numpy().tobytes()
     os.close(reader)
     os.close(writer)
 

@@ -21,11 +21,10 @@ import torch
 from lmdp.gradients import compiled
 from tests.record import folders
 from tests.record.models import MODELS
-from tests.record.trainings import choices
+from tests.tables import choices
 
 HERE = Path(__file__).parent
 EXPECTED: dict[str, Any] = json.loads((HERE / "expected.json").read_text())
-TIMES_LEFT_OUT = {"seconds", "train_seconds", "attack_seconds"}
 
 
 def machine() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,18 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
 from tests.record.models import MODELS, examples
+from tests.tables import choices
 
 STEPS, DELTA = 5, 1e-5
-
-
-def choices() -> Iterator[tuple[str, str]]:
-    """Every method with every source that it can have."""
-    from lmdp.methods import METHODS
-
-    for method in METHODS.values():
-        if method.private:
-            for source in method.sources or ("private",):
-                yield method.name, source
 
 
 def train(model_name: str, method: str, source: str) -> dict[str, Any]:

@@ -149,10 +149,14 @@ class Attachment:
             self._undo.append(parameter.register_post_accumulate_grad_hook(_refusal(name)).remove)
 
     def replace(self, optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Put `method(optimizer, …)` in the place of a method, and return the original one."""
+        """Put `method` in the place of an optimizer's own, and return the original one."""
         original, before = getattr(optimizer, name), vars(optimizer).get(name)
-        # A bound method, because learning-rate schedulers rebind `optimizer.step.__func__`.
-        vars(optimizer)[name] = types.MethodType(method, optimizer)
+
+        def instead(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs)
+
+        # Bound to the optimizer, because learning-rate schedulers rebind `optimizer.step.__func__`.
+        vars(optimizer)[name] = types.MethodType(instead, optimizer)
         reference = weakref.ref(optimizer)
 
         def put_back() -> None:

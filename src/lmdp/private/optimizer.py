@@ -37,11 +37,11 @@ class PrivateOptimizer:
         self._original_step = attachment.replace(optimizer, "step", self._private_step)
         self._original_zero_grad = attachment.replace(optimizer, "zero_grad", self._private_zero_grad)
 
-    def _private_zero_grad(self, _: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    def _private_zero_grad(self, *args: Any, **kwargs: Any) -> None:
         self._step.capture.discard()
         self._original_zero_grad(*args, **kwargs)
 
-    def _private_step(self, _: torch.optim.Optimizer, closure: Any = None) -> Any:
+    def _private_step(self, closure: Any = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

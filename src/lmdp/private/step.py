@@ -136,11 +136,11 @@ class PrivateStep:
             released = dict(zip(parameters, gradient_noise))
             for name, total in sums.clipped.items():
                 released[name].add_(total, alpha=layer_weights[index[name]] / size)
+            for name, gradient in released.items():
+                parameters[name].grad = gradient
             if mechanism.statistic_share:
                 statistic = sums.shares + noise.like([sums.shares], mechanism.statistic_std)[0]
                 self.source.observe(self._options.observer.statistic(statistic))
-            for name, gradient in released.items():
-                parameters[name].grad = gradient
             if self._options.diagnostics is not None:
                 self._options.diagnostics.add(self._record(sums, w))
 
