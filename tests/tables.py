@@ -1,4 +1,4 @@
-"""Every method with every source that it can have, read off the tables: tests run over these, so nothing is left out."""
+"""Every method with every source that it can have, read off the tables: tests run over these, none is left out."""
 
 from __future__ import annotations
 

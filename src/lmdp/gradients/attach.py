@@ -86,7 +86,7 @@ class Registry:
         with self._lock:
             for module in modules:
                 self._listeners.pop(module, None)
-            if not self._listeners:
+            if not list(self._listeners):  # not its length, which counts modules that are being forgotten
                 _take_back(self._hooks)
 
     def add_watcher(self, watcher: Watcher) -> None:
@@ -101,7 +101,7 @@ class Registry:
         with self._lock:
             if watcher is not None:
                 self._watchers.discard(watcher)
-            if not self._watchers and self._backward is not None:
+            if not list(self._watchers) and self._backward is not None:
                 if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
                     self._set_backward(self._backward)
                 self._backward = None

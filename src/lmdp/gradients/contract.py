@@ -116,13 +116,22 @@ class Piece(Protocol):
 
 
 @dataclass(frozen=True)
+class Example:
+    """A small module, and the shape of one example of what it takes: real numbers, or indices below `indices`."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    indices: int | None = None
+
+
+@dataclass(frozen=True)
 class Rule:
     """One record of the table of rules.
 
     kinds      the classes of modules that it computes exactly; () for the one that takes any module
     piece      from a use to its piece
     explain    names of the trainable parameters → how gradients are held, and why, where there is nothing to choose
-    examples   small modules of its kinds, each with the shape of one example: what the tests try it on
+    examples   small modules of its kinds, on which tests try it
     chooses    whether it has two ways, so that nothing can be said before its first gradient arrives
     runs_again whether the module is run again, so that its outputs and the state of torch's generator must be kept
     """
@@ -131,7 +140,7 @@ class Rule:
     kinds: tuple[type[nn.Module], ...]
     piece: Callable[[Use], Piece]
     explain: Callable[[frozenset[str]], tuple[str, str]]
-    examples: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = ()
+    examples: tuple[Example, ...] = ()
     chooses: bool = False
     runs_again: bool = False
 

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmdp.gradients import compiled
-from lmdp.gradients.contract import Piece, Rule, Sizes, Use
+from lmdp.gradients.contract import Example, Piece, Rule, Sizes, Use
 from lmdp.gradients.rows import (
     Factored,
     Rows,
@@ -321,11 +321,11 @@ RULE = Rule(
     piece,
     _explain,
     (
-        (lambda: nn.Conv1d(3, 4, 3, padding=1), (3, 7)),
-        (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), (3, 6, 5)),
-        (lambda: nn.Conv2d(4, 6, 2, groups=2, dilation=2), (4, 6, 5)),
-        (lambda: nn.Conv2d(16, 24, 3, padding=1, padding_mode="reflect"), (16, 3, 3)),
-        (lambda: nn.Conv3d(2, 3, 2), (2, 4, 3, 3)),
+        Example(lambda: nn.Conv1d(3, 4, 3, padding=1), (3, 7)),
+        Example(lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), (3, 6, 5)),
+        Example(lambda: nn.Conv2d(4, 6, 2, groups=2, dilation=2), (4, 6, 5)),
+        Example(lambda: nn.Conv2d(16, 24, 3, padding=1, padding_mode="reflect"), (16, 3, 3)),
+        Example(lambda: nn.Conv3d(2, 3, 2), (2, 4, 3, 3)),
     ),
     chooses=True,
 )

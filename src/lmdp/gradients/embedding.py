@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmdp.gradients.contract import Piece, Rule, Use
+from lmdp.gradients.contract import Example, Piece, Rule, Use
 from lmdp.gradients.rows import squared_row_norms, zero_rows
 
 
@@ -72,7 +72,7 @@ RULE = Rule(
     piece,
     lambda trainable: ("touched rows", "an example touches only the rows that it indexes"),
     (
-        (lambda: nn.Embedding(7, 3), (4,)),
-        (lambda: nn.Embedding(7, 3, padding_idx=2), (2, 5)),
+        Example(lambda: nn.Embedding(7, 3), (4,), indices=7),
+        Example(lambda: nn.Embedding(7, 3, padding_idx=2), (2, 5), indices=7),
     ),
 )

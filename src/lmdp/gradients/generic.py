@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients.contract import Piece, Rule, Use
+from lmdp.gradients.contract import Example, Piece, Rule, Use
 from lmdp.gradients.rows import Rows, Stored
 
 SHARED_ARGUMENTS = frozenset({"attn_mask", "src_mask", "tgt_mask", "mask"})
@@ -139,10 +139,9 @@ RULE = Rule(
     piece,
     lambda trainable: ("generic", "no exact rule for this module: each example is run again by torch.func"),
     (
-        (lambda: nn.MultiheadAttention(4, 2, batch_first=True), (3, 4)),
-        (lambda: nn.GRU(4, 5, batch_first=True), (3, 4)),
-        (lambda: nn.Bilinear(4, 4, 3), (4,)),
-        (lambda: nn.PReLU(4), (4,)),
+        Example(lambda: nn.PReLU(4), (4, 3)),
+        Example(lambda: nn.GRU(4, 5, batch_first=True), (3, 4)),
+        Example(lambda: nn.ConvTranspose1d(3, 2, 2), (3, 5)),
     ),
     runs_again=True,
 )

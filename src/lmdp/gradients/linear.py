@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lmdp.gradients import compiled
-from lmdp.gradients.contract import Piece, Rule, Sizes, Use
+from lmdp.gradients.contract import Example, Piece, Rule, Sizes, Use
 from lmdp.gradients.rows import (
     Factored,
     Rows,
@@ -128,10 +128,10 @@ RULE = Rule(
     piece,
     _explain,
     (
-        (lambda: nn.Linear(4, 3), (4,)),
-        (lambda: nn.Linear(4, 3, bias=False), (5, 4)),
-        (lambda: nn.Linear(70, 60), (2, 70)),
-        (lambda: nn.Linear(4, 3), (2, 3, 4)),
+        Example(lambda: nn.Linear(4, 3), (4,)),
+        Example(lambda: nn.Linear(4, 3, bias=False), (5, 4)),
+        Example(lambda: nn.Linear(70, 60), (2, 70)),
+        Example(lambda: nn.Linear(4, 3), (2, 3, 4)),
     ),
     chooses=True,
 )

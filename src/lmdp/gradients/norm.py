@@ -14,7 +14,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmdp.gradients.contract import Piece, Rule, Use
+from lmdp.gradients.contract import Example, Piece, Rule, Use
 from lmdp.gradients.rows import Rows, Stored, chunks, joined
 
 
@@ -78,18 +78,18 @@ def _instance(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
 
 
 RULES = (
-    Rule("layer norm", (nn.LayerNorm,), layer_norm, _explain, ((lambda: nn.LayerNorm((3, 4)), (5, 3, 4)),)),
-    Rule("rms norm", (nn.RMSNorm,), rms_norm, _explain, ((lambda: nn.RMSNorm(4), (5, 4)),)),
-    Rule("group norm", (nn.GroupNorm,), group_norm, _explain, ((lambda: nn.GroupNorm(2, 4), (4, 5, 3)),)),
+    Rule("layer norm", (nn.LayerNorm,), layer_norm, _explain, (Example(lambda: nn.LayerNorm((3, 4)), (5, 3, 4)),)),
+    Rule("rms norm", (nn.RMSNorm,), rms_norm, _explain, (Example(lambda: nn.RMSNorm(4), (5, 4)),)),
+    Rule("group norm", (nn.GroupNorm,), group_norm, _explain, (Example(lambda: nn.GroupNorm(2, 4), (4, 5, 3)),)),
     Rule(
         "instance norm",
         (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
         instance_norm,
         _explain,
         (
-            (_instance(nn.InstanceNorm1d), (3, 5)),
-            (_instance(nn.InstanceNorm2d), (3, 4, 4)),
-            (_instance(nn.InstanceNorm3d), (3, 2, 3, 2)),
+            Example(_instance(nn.InstanceNorm1d), (3, 5)),
+            Example(_instance(nn.InstanceNorm2d), (3, 4, 4)),
+            Example(_instance(nn.InstanceNorm3d), (3, 2, 3, 2)),
         ),
     ),
 )

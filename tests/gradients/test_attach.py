@@ -1,0 +1,233 @@
+"""Whatever is done to torch, the optimizer and the parameters is undone; engines do not disturb each other."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_hooks
+from torch.utils.data import DataLoader, TensorDataset
+
+import lmdp
+from lmdp.gradients import Capture, attach
+from lmdp.gradients.attach import REGISTRY
+from lmdp.layers import LayerMap
+
+TRAINED = ("state", "param_groups", "_opt_called")
+"""What steps change in an optimizer, private or not; the last by torch's schedulers."""
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    return torch.randn(12, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+
+
+def attached(module: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> tuple[lmdp.PrivacyEngine, Any]:
+    engine = lmdp.PrivacyEngine()
+    settings: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "seed": 0}
+    loader = DataLoader(TensorDataset(*data()), batch_size=4)
+    loader = engine.make_private(module=module, optimizer=optimizer, data_loader=loader, **(settings | options))[2]
+    return engine, loader
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> None:
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        optimizer.step()
+
+
+def everything(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """All that could be changed by attaching."""
+    hooks = {
+        name: dict(value)
+        for name, value in vars(torch_hooks).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    }
+    return {
+        "torch": hooks,
+        "backward": torch.autograd.backward,
+        "precision": [torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()],
+        "threads": [torch.get_num_threads(), threading.active_count()],
+        "modules": [
+            {key: dict(value) if isinstance(value, dict) else value for key, value in vars(m).items()}
+            for m in module.modules()
+        ],
+        "parameters": [
+            (id(p), p.requires_grad, p._backward_hooks, dict(p._post_accumulate_grad_hooks or {}), sorted(vars(p)))
+            for p in module.parameters()
+        ],
+        "optimizer": {name: value for name, value in vars(optimizer).items() if name not in TRAINED},
+        "environment": dict(os.environ),
+        "listeners": len(REGISTRY._listeners),
+        "watchers": len(REGISTRY._watchers),
+        "looks": set(REGISTRY.looks),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else_is_attached() -> None:
+    gc.collect()  # engines of other tests
+    for watcher in list(REGISTRY._watchers):
+        REGISTRY.remove_watcher(watcher)
+    REGISTRY.remove_listener(list(REGISTRY._listeners))
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["at once", "after training"])
+@pytest.mark.parametrize("scheduled", [False, True], ids=["plain", "under a scheduler"])
+def test_detach_leaves_everything_as_it_was(stepped: bool, scheduled: bool) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = everything(module, optimizer)
+    engine, loader = attached(module, optimizer)
+    during = everything(module, optimizer)
+    for changed in ("torch", "backward", "parameters", "optimizer", "listeners", "watchers"):
+        assert during[changed] != before[changed], changed
+    assert during["modules"] == before["modules"]
+    if stepped:
+        train(module, optimizer, loader)
+    optimizer.zero_grad()
+    engine.detach()
+    after = everything(module, optimizer)
+    after["parameters"] = [(*rest, [name for name in names if name != "grad"]) for *rest, names in after["parameters"]]
+    for part in before:
+        assert after[part] == before[part], part
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_grad_norm": -1.0},
+        {"weight_budget": 2.0},
+        {"generic": ["nothing"]},
+        {"public_data": 3, "weights": "public"},
+    ],
+    ids=str,
+)
+def test_a_make_private_that_raises_leaves_everything_as_it_was(options: dict[str, Any]) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    before = everything(module, optimizer)
+    with pytest.raises((ValueError, TypeError)):
+        attached(module, optimizer, **options)
+    gc.collect()
+    assert everything(module, optimizer) == before
+
+
+def test_a_training_that_is_forgotten_takes_everything_back() -> None:
+    plain, hooks = torch.autograd.backward, len(torch_hooks._global_forward_hooks)
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    engine, loader = attached(module, optimizer)
+    train(module, optimizer, loader)
+    forgotten = [weakref.ref(engine), weakref.ref(module)]
+    del engine, loader, module, optimizer
+    gc.collect()
+    assert [reference() for reference in forgotten] == [None, None]
+    assert torch.autograd.backward is plain
+    assert len(torch_hooks._global_forward_hooks) == hooks
+
+
+def test_a_copy_of_an_attached_model_is_an_ordinary_model() -> None:
+    module = model()
+    engine, _ = attached(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    twin = copy.deepcopy(module)
+    x, y = data()
+    F.cross_entropy(twin(x), y).backward()
+    assert all(p.grad is not None for p in twin.parameters())
+    assert not attach.is_attached(twin)
+    assert attach.is_attached(module)
+    engine.detach()
+    assert not attach.is_attached(module)
+
+
+def test_one_attachment_outlives_another_that_detaches_first() -> None:
+    first, second = model(), model()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
+    (one, _), (two, loader) = attached(first, optimizers[0]), attached(second, optimizers[1])
+    one.detach()
+    train(second, optimizers[1], loader)
+    assert two.steps == len(loader)
+    assert all(p.grad is not None for p in second.parameters())
+
+
+def test_a_look_of_one_engine_does_not_swallow_gradients_of_another_in_another_thread() -> None:
+    """While one thread differentiates for a look, gradients that arrive in another are delivered all the same."""
+    module, inside, go_on = model(), threading.Event(), threading.Event()
+    x, y = data()
+    capture = Capture(module, LayerMap.of(module))
+    try:
+        inputs = torch.ones(3, requires_grad=True)
+        other = (inputs * 2).sum()
+
+        def look() -> None:
+            with attach.look(other):
+                torch.autograd.grad(other, [inputs], retain_graph=True)
+                inside.set()
+                go_on.wait(20)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        assert inside.wait(20)
+        assert REGISTRY.looks
+        F.cross_entropy(module(x), y).backward()
+        go_on.set()
+        thread.join()
+        assert capture.take().batch_size == len(x)
+        assert not REGISTRY.looks
+    finally:
+        go_on.set()
+        capture.detach()
+
+
+def test_what_a_look_differentiates_is_not_delivered() -> None:
+    module = model()
+    x, y = data()
+    capture = Capture(module, LayerMap.of(module))
+    try:
+        loss = F.cross_entropy(module(x), y)
+        with attach.look(loss):
+            torch.autograd.grad(loss, [capture._anchor], retain_graph=True, allow_unused=True)
+        assert not capture.complete
+        loss.backward()
+        assert capture.complete
+    finally:
+        capture.detach()
+
+
+def test_notes_on_a_model_outlast_its_attachment() -> None:
+    module = model()
+    for _ in range(2):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        engine, loader = attached(module, optimizer)
+        train(module, optimizer, loader)
+        engine.detach()
+    assert any("3 private steps before" in reason for reason in engine.privacy_statement(1e-5).reasons)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [(attach.SWITCH, "0"), ("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")],
+)
+def test_the_allocator_is_left_alone_by_switch_or_where_somebody_has_set_it_up(variable: str, value: str) -> None:
+    code = "from lmdp.gradients.attach import keep_freed_memory; print(keep_freed_memory())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {variable: value}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
