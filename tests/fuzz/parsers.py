@@ -33,9 +33,8 @@ from lmdp.data.faces import read_landmarks
 from lmdp.data.idx import _unpacked, parse_idx
 from lmdp.data.records import read_object
 from lmdp.data.svhn import parse_mat
-from lmdp.layers import LayerMap
+from lmdp.layers import LayerMap, error_rates_for
 from lmdp.membership.instrument import read_embeddings
-from lmdp.private.weights import error_rates_for
 from lmdp.report.audit_page import render as render_audit
 from lmdp.risk import RiskProfile
 from tests.data import files

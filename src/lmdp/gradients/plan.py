@@ -112,6 +112,10 @@ class Choices:
     _settled_for: int = 0
     _warned: bool = False
 
+    def __post_init__(self) -> None:
+        if self.memory_budget is not None and self.memory_budget < 1:
+            raise ValueError(f"memory_budget is {self.memory_budget}; it is a number of bytes and must be 1 or more")
+
     def begin(self, batch_size: int) -> None:
         """A backward pass starts to deliver gradients of this many examples."""
         if self.memory_budget is not None and batch_size > self._settled_for and self.by_name:

@@ -44,8 +44,3 @@ class Diagnostics:
 
     def to_dict(self) -> dict[str, Any]:
         return {"label": self.label, "steps": [vars(record) for record in self.steps]}
-
-
-def clip_fraction(norms: Tensor, clip_norm: float) -> float:
-    """Share of examples whose whole gradient is longer than the clip norm."""
-    return float((norms.norm(dim=1) > clip_norm).double().mean()) if len(norms) else 0.0

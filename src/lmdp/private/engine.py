@@ -15,7 +15,7 @@ from lmdp.accounting import ACCOUNTANTS, Ledger, Mechanism, calibrate_noise
 from lmdp.gradients import Capture, Plan
 from lmdp.gradients.attach import is_attached, keep_freed_memory
 from lmdp.guards import Independence, check_model, check_optimizer, fingerprints, unnoised
-from lmdp.layers import LayerMap
+from lmdp.layers import LayerMap, error_rates_for
 from lmdp.private.clipping import Clipping
 from lmdp.private.diagnostics import Diagnostics
 from lmdp.private.noise import Entropy, Randomness, Secure, Seeded
@@ -24,7 +24,7 @@ from lmdp.private.public import PublicProbe
 from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of, steps_per_pass
 from lmdp.private.statement import PrivacyStatement, Run, standing_reasons
 from lmdp.private.step import Observer, PrivateStep, StepOptions
-from lmdp.private.weights import LayerWeights, check_source, error_rates_for, risk_factors, source_for
+from lmdp.private.weights import LayerWeights, check_source, risk_factors, source_for
 
 Criterion = Callable[[Any, Any], Tensor]
 Three = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
@@ -102,7 +102,8 @@ class PrivacyEngine:
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """
-        self._check(module, optimizer, loss_reduction, max_physical_batch_size, memory_budget, poisson_sampling)
+        parts_alone = max_physical_batch_size is not None and not poisson_sampling
+        self._check(module, optimizer, loss_reduction, parts_alone)
         rate, size = sample_rate_of(data_loader)
         layers, mean_loss = LayerMap.of(module), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
@@ -127,7 +128,7 @@ class PrivacyEngine:
             options = StepOptions(mean_loss, allow_unused, self.diagnostics, self.observer)
             step = PrivateStep(capture, clipping, source, randomness, mechanism, options)
             ledger = Ledger(mechanism)
-            private = PrivateOptimizer(optimizer, step, ledger, log, self.observer)
+            private = PrivateOptimizer(optimizer, step, ledger, log)
             observed = type(self.observer) is not Observer
             reasons = standing_reasons(mechanism, poisson=poisson_sampling, seed=seed, observed=observed)
             self._run = Run(capture, step, private, ledger, log, independence, size, reasons)
@@ -138,26 +139,16 @@ class PrivacyEngine:
             loader.follow(lambda: ledger.steps)
         return module, optimizer, loader
 
-    def _check(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss_reduction: str,
-        max_physical_batch_size: int | None,
-        memory_budget: int | None,
-        poisson_sampling: bool,
-    ) -> None:
+    def _check(self, module: nn.Module, optimizer: torch.optim.Optimizer, reduction: str, parts_alone: bool) -> None:
         """Refuse what cannot be attached to, before anything is done."""
         if self._run is not None:
             raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
         if is_attached(module):
             raise RuntimeError("this model is already attached to a PrivacyEngine. Call detach() on that engine first.")
-        if loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction is {loss_reduction!r}; it must be 'mean' or 'sum'")
-        if max_physical_batch_size is not None and not poisson_sampling:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction is {reduction!r}; it must be 'mean' or 'sum'")
+        if parts_alone:
             raise ValueError("max_physical_batch_size splits Poisson batches; it needs poisson_sampling=True")
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget is {memory_budget}; it is a number of bytes and must be 1 or more")
         check_model(module)
         check_optimizer(module, optimizer)
 

@@ -39,30 +39,19 @@ SMALL = 2.0**-32
 """Uniform numbers below this get more bits."""
 
 
-class Noise(Protocol):
-    """Independent normal draws. Each call draws anew; nothing is cached or reused."""
-
-    @property
-    def drawn(self) -> int:
-        """How many words of the stream have been used."""
-        ...
-
-    def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
-        """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
-        ...
-
-
 class GaussianNoise:
-    """Normal draws, two from every two words of a stream."""
+    """Independent normal draws, two from every two words of a stream. Each call draws anew; nothing is reused."""
 
     def __init__(self, stream: KeyStream) -> None:
         self._stream = stream
 
     @property
     def drawn(self) -> int:
+        """How many words of the stream have been used."""
         return self._stream.drawn
 
     def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
+        """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
         room = Room(min(ROUND, sum(t.numel() for t in tensors)))
         return shaped(tensors, std, lambda part: self._fill(part, std, room))
 
@@ -168,7 +157,7 @@ class Randomness(Protocol):
         """Uniform numbers in [0, 1), float64, for the draw of this number."""
         ...
 
-    def noise(self, step: int) -> Noise:
+    def noise(self, step: int) -> GaussianNoise:
         """The noise of this step."""
         ...
 
@@ -190,7 +179,7 @@ class Entropy:
         self._after_fork()
         return self._sampling.uniform(size)
 
-    def noise(self, step: int) -> Noise:
+    def noise(self, step: int) -> GaussianNoise:
         self._after_fork()
         return self._noise
 
@@ -226,7 +215,7 @@ class Seeded:
     def uniforms(self, draw: int, size: int) -> Tensor:
         return self._stream(_SAMPLING, draw).uniform(size)
 
-    def noise(self, step: int) -> Noise:
+    def noise(self, step: int) -> GaussianNoise:
         return GaussianNoise(self._stream(_NOISE, step))
 
     def _stream(self, *path: int) -> KeyStream:

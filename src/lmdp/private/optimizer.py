@@ -12,26 +12,20 @@ import torch
 
 from lmdp.accounting import Ledger
 from lmdp.private.delivery import Delivery, DeliveryLog
-from lmdp.private.step import Observer, PrivateStep
+from lmdp.private.step import PrivateStep
 
 
 class PrivateOptimizer:
     """Stands in for `step` and `zero_grad` of one optimizer until it is detached."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        step: PrivateStep,
-        ledger: Ledger,
-        log: DeliveryLog | None,
-        observer: Observer,
+        self, optimizer: torch.optim.Optimizer, step: PrivateStep, ledger: Ledger, log: DeliveryLog | None
     ) -> None:
         self.optimizer = optimizer
         self.foreign_steps = 0
         self._step = step
         self._ledger = ledger
         self._log = log
-        self._observer = observer
         self._dtypes = {id(p): p.dtype for p in step.capture.parameters.values()}
         attachment = step.capture.attachment
         self._original_step = attachment.replace(optimizer, "step", self._private_step)
@@ -59,9 +53,9 @@ class PrivateOptimizer:
                 raise
         if last:
             self._ledger.record_step()  # before anything is released: a crash from here on has been paid for
-            self._observer.before_release()
+            self._step.options.observer.before_release()
             self._step.release(self._ledger.steps)
-            self._observer.after_release()
+            self._step.options.observer.after_release()
             self._original_step()
         return loss
 

@@ -25,7 +25,7 @@ from lmdp.gradients import Capture, PerExampleGradients
 from lmdp.gradients.precision import full_precision
 from lmdp.gradients.rows import dot_product, norm_floor
 from lmdp.private.clipping import Clipping, usable
-from lmdp.private.diagnostics import Diagnostics, StepRecord, clip_fraction
+from lmdp.private.diagnostics import Diagnostics, StepRecord
 from lmdp.private.noise import Randomness
 from lmdp.private.weights import BatchView, LayerWeights, shares
 
@@ -90,7 +90,7 @@ class PrivateStep:
         self.source = source
         self.randomness = randomness
         self.mechanism = mechanism
-        self._options = options
+        self.options = options
         self._keep_norms = options.diagnostics is not None or source.reads_batch
         self._keep_raw = options.diagnostics is not None or source.reads_sums
         self._sums = self._fresh()
@@ -99,13 +99,13 @@ class PrivateStep:
         """Add the gradients of the last backward pass to the sums of the current batch."""
         with full_precision(self.capture.device):
             gradients = self.capture.take()
-            if gradients.unreached and not self._options.allow_unused:
+            if gradients.unreached and not self.options.allow_unused:
                 raise RuntimeError(
                     f"no gradient reached {gradients.unreached} in this backward pass. Freeze parameters that are not "
                     "trained (requires_grad_(False)) before make_private, or pass allow_unused=True: they then count "
                     "as zero and receive noise only."
                 )
-            measured = measure(gradients, self.capture, mean_loss=self._options.mean_loss)
+            measured = measure(gradients, self.capture, mean_loss=self.options.mean_loss)
             scales = self.clipping.scales(measured.norms)
             wanted = [scales, torch.ones_like(scales)] if self._keep_raw else [scales]
             for total, more in zip((self._sums.clipped, self._sums.raw), measured.sums(*wanted)):
@@ -140,9 +140,9 @@ class PrivateStep:
                 parameters[name].grad = gradient
             if mechanism.statistic_share:
                 statistic = sums.shares + noise.like([sums.shares], mechanism.statistic_std)[0]
-                self.source.observe(self._options.observer.statistic(statistic))
-            if self._options.diagnostics is not None:
-                self._options.diagnostics.add(self._record(sums, w))
+                self.source.observe(self.options.observer.statistic(statistic))
+            if self.options.diagnostics is not None:
+                self.options.diagnostics.add(self._record(sums, w))
 
     def _fresh(self) -> Sums:
         return Sums({}, {}, torch.zeros(len(self.capture.layers), dtype=torch.float64), [])
@@ -163,7 +163,7 @@ class PrivateStep:
             squared += float((sums.clipped[name] * weight - raw).double().square().sum())
         return StepRecord(
             bias_norm=math.sqrt(squared) / max(1, sums.examples),
-            clip_fraction=clip_fraction(norms, self.clipping.clip_norm),
+            clip_fraction=float((norms.norm(dim=1) > self.clipping.clip_norm).double().mean()) if len(norms) else 0.0,
             weights=tuple(w.tolist()) if self.clipping.method.reweighted else None,
             mean_norms=tuple(norms.mean(0).tolist()) if len(norms) else (),
             examples=sums.examples,

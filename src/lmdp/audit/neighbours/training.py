@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lmdp.guards import fingerprints
 from lmdp.private import Observer, PrivacyEngine
-from lmdp.private.noise import Noise, Randomness
+from lmdp.private.noise import GaussianNoise, Randomness
 
 Train = Callable[[PrivacyEngine, Dataset[Any]], Any]
 """A whole training: builds model, optimizer and loader, calls `engine.make_private`, runs the loop, and returns what is
@@ -33,7 +33,7 @@ class Staged(Observer):
 
     def __init__(self, alter: Callable[[Tensor], Tensor]) -> None:
         self.alter = alter
-        self.noises: list[Noise] = []
+        self.noises: list[GaussianNoise] = []
 
     def randomness(self, randomness: Randomness) -> Randomness:
         return _StagedRandomness(randomness, self)
@@ -49,7 +49,7 @@ class _StagedRandomness:
     def uniforms(self, draw: int, size: int) -> Tensor:
         return self._stage.alter(self._randomness.uniforms(draw, size))
 
-    def noise(self, step: int) -> Noise:
+    def noise(self, step: int) -> GaussianNoise:
         self._stage.noises.append(self._randomness.noise(step))
         return self._stage.noises[-1]
 
