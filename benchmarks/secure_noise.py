@@ -28,7 +28,7 @@ def in_turns(work: dict[str, Callable[[], None]], repeats: int) -> dict[str, flo
             act()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in seconds.items()}
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def private_step(secure: bool, batch: int) -> Callable[[], None]:
@@ -65,11 +65,13 @@ def main() -> None:
     whole = in_turns(steps, options.repeats)
     count = sum(p.numel() for p in parameters)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.repeats} repeats, ratios of medians")
-    for title, found in (
+    for title, medians in (
         (f"noise for {count} parameters", noise),
         (f"private step of D-CNN, batch {options.batch}", whole),
     ):
-        print(f"{title:40} fast 1.00   secure {found['secure'] / found['fast']:.2f}   (fast {found['fast']:.4f} s)")
+        print(
+            f"{title:40} fast 1.00   secure {medians['secure'] / medians['fast']:.2f}   (fast {medians['fast']:.4f} s)"
+        )
 
 
 if __name__ == "__main__":

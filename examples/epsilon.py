@@ -13,11 +13,10 @@ import argparse
 
 import lmdp
 from lmdp.audit import EpsilonBound, canaries
+from lmdp.methods import METHODS
 
 DELTA, CONFIDENCE = 1e-5, 0.99
-TRAININGS = [(method, "fixed") for method in ("dpsgd", "autos", "psac", "perlayer", "naive-perlayer")]
-TRAININGS += [("lm", source) for source in ("private", "public", "fixed", "batch")]
-TRAININGS += [("lm-optimal", source) for source in ("public", "batch")]
+TRAININGS = [(m.name, source) for m in METHODS.values() if m.private for source in m.sources or ("fixed",)]
 
 
 def one_run(method: str, weights: str) -> EpsilonBound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from lmdp.app import cli
 from lmdp.app.bench import contenders, growth, growth_text, measure, plans, run, table
 from lmdp.app.bench.cases import CASES, Case, case_name, out_of_place
 from lmdp.app.bench.growth import Sizes
+from lmdp.app.bench.watch import WATCHED
+from lmdp.methods import METHODS
 from lmdp.models import VGG16, ResNet18
 
 
@@ -29,12 +32,15 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bench_times_all_contenders_and_writes_json_and_a_plot(tmp_path: Path) -> None:
     lines: list[str] = []
-    found = run(models=["scnn"], steps=2, memory=False, out=tmp_path, say=lines.append)
-    model = found["models"]["scnn"]
+    measured = run(models=["scnn"], steps=2, memory=False, out=tmp_path, say=lines.append)
+    model = measured["models"]["scnn"]
     rows = model["rows"]
     assert rows["non-private SGD"]["time"] == pytest.approx(1.0)
-    ours = ("dpsgd", "autos", "psac", "lm (private)", "lm (public)", "lm (fixed)", "lm (batch)", "lm-optimal (public)")
-    assert {f"lmdp {name}" for name in ours} <= set(rows)
+    private = [method for method in METHODS.values() if method.private]
+    timed = [method for method in private if method.name not in contenders.SAME_STEP]
+    assert {f"lmdp {method.name}" for method in timed if not method.reweighted} <= set(rows)
+    assert {f"lmdp {method.name} ({source})" for method in timed for source in method.sources} <= set(rows)
+    assert {method.name for method in private if method not in timed} == set(contenders.SAME_STEP)
     assert "naive torch.func lm" in rows
     assert all(set(row) == {"time", "low", "high", "memory"} for row in rows.values())
     assert all(row["low"] <= row["time"] <= row["high"] for row in rows.values())
@@ -43,7 +49,7 @@ def test_the_bench_times_all_contenders_and_writes_json_and_a_plot(tmp_path: Pat
     assert model["error"].keys() == {"double", "single", "sgd"}
     assert model["error"]["double"] < 1e-12
     assert model["error"]["single"] < 1e-5
-    assert json.loads((tmp_path / "bench.json").read_text()) == found
+    assert json.loads((tmp_path / "bench.json").read_text()) == measured
     drawn = ElementTree.parse(tmp_path / "bench.svg").getroot()
     assert set(rows) <= {t.text for t in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert lines[0] == "a small model, batch 6, contiguous"
@@ -53,10 +59,10 @@ def test_the_bench_times_all_contenders_and_writes_json_and_a_plot(tmp_path: Pat
 def test_a_missing_peer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     lines: list[str] = []
-    found = run(models=["scnn"], steps=2, only=["dpsgd"], memory=False, say=lines.append)
+    measured = run(models=["scnn"], steps=2, only=["dpsgd"], memory=False, say=lines.append)
     assert any("opacus is not installed" in line for line in lines)
-    assert "opacus is not installed" in table(found)
-    assert set(found["models"]["scnn"]["rows"]) == {"non-private SGD", "lmdp dpsgd"}
+    assert "opacus is not installed" in table(measured)
+    assert set(measured["models"]["scnn"]["rows"]) == {"non-private SGD", "lmdp dpsgd"}
     with pytest.raises(ValueError, match=r"hooks.*opacus is not installed"):
         run(models=["scnn"], only=["hooks"])
 
@@ -67,14 +73,14 @@ def test_a_contender_that_cannot_run_is_a_failure_with_its_reason(monkeypatch: p
 
     monkeypatch.setattr(contenders, "naive", broken)
     lines: list[str] = []
-    found = run(models=["scnn"], steps=2, only=["naive"], memory=False, say=lines.append)
-    model = found["models"]["scnn"]
+    measured = run(models=["scnn"], steps=2, only=["naive"], memory=False, say=lines.append)
+    model = measured["models"]["scnn"]
     assert set(model["rows"]) == {"non-private SGD"}
     assert model["failed"] == {"naive torch.func lm": "'no such kernel'"}
     assert any("no such kernel" in line for line in lines)
-    cells = next(line for line in table(found).splitlines() if line.startswith("naive"))
+    cells = next(line for line in table(measured).splitlines() if line.startswith("naive"))
     assert cells.split() == ["naive", "torch.func", "lm", "fails"]
-    assert "naive torch.func lm fails on a small model, batch 6: 'no such kernel'" in table(found)
+    assert "naive torch.func lm fails on a small model, batch 6: 'no such kernel'" in table(measured)
 
 
 def test_a_contender_that_fails_alone_in_its_process_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +90,12 @@ def test_a_contender_that_fails_alone_in_its_process_keeps_its_time(monkeypatch:
         return 2**20
 
     monkeypatch.setattr(sys.modules["lmdp.app.bench.run"], "peak_memory", peak)
-    found = run(models=["scnn"], steps=2, only=["dpsgd"])
-    model = found["models"]["scnn"]
+    measured = run(models=["scnn"], steps=2, only=["dpsgd"])
+    model = measured["models"]["scnn"]
     assert model["rows"]["non-private SGD"]["memory"] == 1.0
     assert model["rows"]["lmdp dpsgd"]["memory"] is None
     assert model["failed"] == {"lmdp dpsgd": "peak memory: killed"}
-    times, memories = table(found).split("peak memory above")
+    times, memories = table(measured).split("peak memory above")
     assert "fails" not in times
     assert "fails" in memories
 
@@ -110,10 +116,10 @@ def test_channels_last_holds_for_images_in_time_memory_and_error(monkeypatch: py
     )
     conv = Case("one convolution", lambda: nn.Sequential(nn.Conv2d(3, 10, 2), nn.Flatten()), (6, 3, 2, 2))
     monkeypatch.setitem(CASES, "scnn", conv)
-    found = run(models=["scnn"], steps=2, only=["dpsgd"], channels_last=True)
+    measured = run(models=["scnn"], steps=2, only=["dpsgd"], channels_last=True)
     assert asked == {"channels_last": True}
-    assert found["models"]["scnn"]["memory_format"] == "channels last"
-    assert "channels last" in table(found)
+    assert measured["models"]["scnn"]["memory_format"] == "channels last"
+    assert "channels last" in table(measured)
     last = conv.laid_out(channels_last=True)
     tensors = [last.batch()[0], next(last.model().parameters())]
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
@@ -169,6 +175,26 @@ def test_names_and_numbers_out_of_range_are_refused(capsys: pytest.CaptureFixtur
         assert error.count("\n") == 1
 
 
+def test_the_rows_of_the_default_table_and_their_order_are_kept() -> None:
+    assert contenders.chosen(())[: 1 + 9] == [
+        "non-private SGD", "lmdp dpsgd", "lmdp autos", "lmdp psac", "lmdp lm (private)", "lmdp lm (public)",
+        "lmdp lm (fixed)", "lmdp lm (batch)", "lmdp lm-optimal (public)", "lmdp lm-optimal (batch)",
+    ]  # fmt: skip
+
+
+def test_the_help_names_the_models_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    named = words.partition("comma-separated, of ")[2].partition(" (default: all)")[0]
+    assert [case_name(name) for name in named.split(", ")] == list(CASES)
+
+
+@pytest.mark.parametrize("place", [place for places in WATCHED.values() for place in places])
+def test_what_the_stopwatch_watches_is_there(place: str) -> None:
+    assert callable(pkgutil.resolve_name(place))
+
+
 @pytest.mark.parametrize("written", ["scnn", "s-cnn", "S-CNN", "dcnn", "d-cnn", "resnet18", "resnet-18", "vgg-16"])
 def test_models_are_known_with_and_without_hyphens(written: str) -> None:
     assert case_name(written) == written.lower().replace("-", "")
@@ -195,19 +221,19 @@ def test_the_table_fits_a_wide_terminal() -> None:
 
 def test_growth_in_miniature(tmp_path: Path) -> None:
     sizes = Sizes(batches=(2, 3), layers=3, blocks=2, lengths=(4, 5), examples=20, batch=10, launches=2)
-    found = growth(steps=2, sizes=sizes, out=tmp_path)
-    assert json.loads((tmp_path / "growth.json").read_text()) == found
-    assert [row["batch"] for row in found["batch"]["ratio"]] == [2, 3]
-    assert all(flatness >= 1 for flatness in found["batch"]["flatness"].values())
-    assert [row["layers"] for row in found["depth"]] == [3, 13, 13]
-    assert ["added_per_block" in row for row in found["depth"]] == [False, True, True]
-    assert [row["tokens"] for row in found["length"]["ratio"]] == [4, 5]
-    loop = found["loop"]
+    measured = growth(steps=2, sizes=sizes, out=tmp_path)
+    assert json.loads((tmp_path / "growth.json").read_text()) == measured
+    assert [row["batch"] for row in measured["batch"]["ratio"]] == [2, 3]
+    assert all(flatness >= 1 for flatness in measured["batch"]["flatness"].values())
+    assert [row["layers"] for row in measured["depth"]] == [3, 13, 13]
+    assert ["added_per_block" in row for row in measured["depth"]] == [False, True, True]
+    assert [row["tokens"] for row in measured["length"]["ratio"]] == [4, 5]
+    loop = measured["loop"]
     assert loop["steps"] == 2
     assert all(0 <= seconds < loop["seconds_per_step"] for seconds in loop["seconds"].values())
     assert loop["share"] == pytest.approx(sum(loop["shares"].values()))
-    assert set(found["start"]) == {"lmdp --help", "import torch", "import lmdp", "lmdp.PrivacyEngine"}
-    text = growth_text(found)
+    assert set(measured["start"]) == {"lmdp --help", "import torch", "import lmdp", "lmdp.PrivacyEngine"}
+    text = growth_text(measured)
     assert max(map(len, text.splitlines())) <= 130
     for part in ("per example", "per layer", "tokens", "rest of the loop", "start-up"):
         assert part in text

@@ -169,8 +169,8 @@ def test_batches_in_parts_are_one_step_each(tmp_path: Path) -> None:
 def test_the_demo_makes_do_with_digits_where_the_extra_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = cli.importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "mlxtend" else found(name))
+    find_spec = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "mlxtend" else find_spec(name))
     short = ["--epochs", "1", "--shadow-epochs", "1", "--methods", "lm", "--size", "14", "--sample-rate", "0.2"]
     assert cli.main(["demo", *short]) == 0
     assert "pip install 'lmdp[demo]'" in capsys.readouterr().err

@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmdp.app.config import METHODS, RULES, SOURCES, Config, recipe, recipe_names
+from lmdp.app.config import PROTOCOLS, RULES, Config, recipe, recipe_names
+from lmdp.methods import METHODS, SOURCES
+from lmdp.models import MODELS
+from lmdp.risk import profile
 
 VALUES = st.fixed_dictionaries(
     {},
     optional={
         "model": st.text(min_size=1, max_size=20),
         "data": st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
-        "method": st.sampled_from([m for m in METHODS if m != "lm-optimal"]),
-        "weights": st.sampled_from(SOURCES),
+        "method": st.sampled_from([m.name for m in METHODS.values() if m.sources in ((), tuple(SOURCES))]),
+        "weights": st.sampled_from(list(SOURCES)),
         "epsilon": st.floats(1e-3, 1e3),
         "delta": st.floats(1e-12, 0.5),
         "sample_rate": st.floats(1e-6, 1),
@@ -102,6 +105,24 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, raw:
 
 def test_every_key_says_what_it_means() -> None:
     assert all(rule.help for rule in RULES.values())
+
+
+def test_what_is_typed_twice_for_want_of_torch_agrees() -> None:
+    assert profile.PROTOCOLS == PROTOCOLS
+    named, _, _ = RULES["model"].help.partition(", or module:factory")
+    assert named.split(", ") == list(MODELS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("weights", SOURCES)
+def test_a_method_takes_exactly_the_weights_of_its_record(method: str, weights: str) -> None:
+    allowed = METHODS[method].sources
+    if not allowed or weights in allowed:
+        assert Config(method=method, weights=weights).weights == weights
+        return
+    with pytest.raises(ValueError, match=f"weights is '{weights}'; method {method} needs ") as caught:
+        Config(method=method, weights=weights)
+    assert all(f"{name} ({'not ' if SOURCES[name].refuted else ''}certified)" in str(caught.value) for name in allowed)
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import multiprocessing
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lmdp.data.download import DownloadError, Remote, fetch
+from lmdp.data.download import NO_LOCKS, DownloadError, Remote, fetch
 from tests.data.server import Server, serving
 
 DATA = bytes(range(256)) * 4096  # 1 MB: several chunks
@@ -146,6 +147,29 @@ def test_a_disk_that_fills_up_half_way_keeps_what_arrived(
     server.drop_after = None
     assert fetch(remote, tmp_path, quiet).read_bytes() == DATA
     assert server.ranges == [None, "bytes=300000-"]
+
+
+@pytest.mark.parametrize("answer", sorted(NO_LOCKS), ids=errno.errorcode.get)
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_still_gets_the_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*_: object) -> None:
+        raise OSError(answer, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert fetch(server.remote("set.bin", DATA), tmp_path, quiet).read_bytes() == DATA
+    assert only_the_file(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked_for(server: Server, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        fetch(server.remote("set.bin", DATA), tmp_path, quiet)
+    assert server.ranges == []
 
 
 def _fetch_into(folder: str, url: str, sha256: str, start: object) -> None:

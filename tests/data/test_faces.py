@@ -85,11 +85,11 @@ def test_landmarks_that_span_no_face_are_refused(points: np.ndarray) -> None:
 def test_lists_of_landmarks(tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
     path.write_text('a/b.jpg,1,2,3,4,5,6,7,8,9,10\n\n"n1/0001_01",1,1,1,1,1,1,1,1,1,2\n')
-    found = read_landmarks(path)
-    assert landmarks_for("a/b.jpg", found, path).tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
-    assert landmarks_for("n1/0001_01.jpg", found, path)[4].tolist() == [1, 2]
+    landmarks = read_landmarks(path)
+    assert landmarks_for("a/b.jpg", landmarks, path).tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
+    assert landmarks_for("n1/0001_01.jpg", landmarks, path)[4].tolist() == [1, 2]
     with pytest.raises(ValueError, match=r"no landmarks for c\.jpg"):
-        landmarks_for("c.jpg", found, path)
+        landmarks_for("c.jpg", landmarks, path)
     path.write_text("a,1,2,3,4,5,6,7,8,9,10\nb,1,2,3\n")
     with pytest.raises(ValueError, match="line 2: 4 fields; a name and ten numbers"):
         read_landmarks(path)

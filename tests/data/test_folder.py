@@ -71,9 +71,9 @@ def test_images_of_all_kinds_become_bytes_of_one_size(tmp_path: Path) -> None:
 
 def test_a_limit_takes_a_fixed_random_part(tmp_path: Path) -> None:
     spec = class_folders(tmp_path, {"a": 20, "b": 20})
-    some = load(f"{spec}?limit=10")
-    assert (len(some.train), len(some.test)) == (10, 8)
-    assert torch.equal(some.train.pixels, load(spec).train.take_random(10).pixels)
+    few = load(f"{spec}?limit=10")
+    assert (len(few.train), len(few.test)) == (10, 8)
+    assert torch.equal(few.train.pixels, load(spec).train.take_random(10).pixels)
 
 
 def test_the_largest_classes_are_chosen_and_ties_go_by_name(tmp_path: Path) -> None:

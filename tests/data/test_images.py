@@ -14,7 +14,7 @@ from lmdp.private.sampling import poisson_loader
 from tests.data.files import random_images
 
 
-def some(n: int = 20, channels: int = 3) -> Images:
+def labelled(n: int = 20, channels: int = 3) -> Images:
     return Images(torch.tensor(random_images(n, channels, 5, 4)), torch.arange(n) % 3)
 
 
@@ -29,7 +29,7 @@ def test_standardisation_does_not_depend_on_the_data() -> None:
 
 
 def test_examples_batches_and_all_of_them_agree() -> None:
-    images = some()
+    images = labelled()
     inputs, labels = images.tensors()
     assert images.shape == inputs.shape[1:] == (3, 5, 4)
     assert (inputs.dtype, labels.dtype) == (torch.float32, torch.int64)
@@ -44,7 +44,7 @@ def test_examples_batches_and_all_of_them_agree() -> None:
 
 
 def test_images_can_be_poisson_sampled_empty_batches_included() -> None:
-    loader = poisson_loader(DataLoader(some(4), batch_size=1), uniforms=Seeded(0).uniforms)
+    loader = poisson_loader(DataLoader(labelled(4), batch_size=1), uniforms=Seeded(0).uniforms)
     sizes = set()
     for _ in range(10):
         for x, y in loader:
@@ -123,11 +123,11 @@ def test_what_is_not_a_set_of_images_is_refused(pixels: torch.Tensor, labels: to
 
 def test_a_source_has_images_of_one_shape_and_labels_with_names() -> None:
     with pytest.raises(ValueError, match=r"here has label 2; with 2 classes labels must be 0 to 1"):
-        Source("here", some(), None, ("a", "b"))
+        Source("here", labelled(), None, ("a", "b"))
     with pytest.raises(ValueError, match="label -1"):
         Source("here", Images(torch.zeros(1, 2), torch.tensor([-1])), None, ("a",))
     with pytest.raises(ValueError, match="they must be equal"):
-        Source("here", some(), some(channels=1), ("a", "b", "c"))
+        Source("here", labelled(), labelled(channels=1), ("a", "b", "c"))
     with pytest.raises(ValueError, match="no training images"):
-        Source("here", some(0), None, ("a",))
-    assert repr(some()) == "Images(20 of shape (3, 5, 4))"
+        Source("here", labelled(0), None, ("a",))
+    assert repr(labelled()) == "Images(20 of shape (3, 5, 4))"

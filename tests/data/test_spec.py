@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import lmdp.data
-from lmdp.data import SPECS, Images, load
-from lmdp.data.load import READERS
+from lmdp.data import READERS, Images, Source, load
+from lmdp.data.readers import GENERAL, Reader
+from lmdp.data.request import Request, parse
 
 HEAVY = {"PIL", "scipy", "sklearn", "mlxtend", "datasets", "urllib", "http", "platformdirs"}
 
@@ -66,9 +68,33 @@ def test_options_shape_train_and_test_and_limit_only_train() -> None:
     assert len(load("digits?limit=5000").train) == 1442
 
 
-def test_every_spec_has_a_reader_and_a_line_of_help() -> None:
-    assert {name.partition(":")[0] for name in SPECS} == set(READERS)
-    assert all(text and "\n" not in text for text in SPECS.values())
+@pytest.mark.parametrize("reader", READERS.values(), ids=lambda reader: reader.name)
+def test_every_reader_has_a_line_of_help_and_a_row_in_the_docs(reader: Reader) -> None:
+    assert READERS[reader.name] is reader
+    assert reader.help
+    assert "\n" not in reader.help
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\|.*`{re.escape(reader.spec)}[`?].*\|$", page, re.MULTILINE)
+    assert all(f"`{option}=" in page for option in (*reader.options, *GENERAL))
+
+
+def test_a_made_up_reader_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(request: Request) -> Source:
+        images = Images(torch.zeros(int(request.options["rows"]), 1, 2, 2, dtype=torch.uint8), torch.zeros(3).long())
+        return Source(request.spec, images, None, (request.path,))
+
+    monkeypatch.setitem(READERS, "tape", Reader("tape", "from a tape", read, path="REEL", options=("rows",)))
+    source = load("tape:seven?rows=3&size=4&limit=2")
+    assert (source.classes, source.train.shape, len(source.train)) == (("seven",), (1, 4, 4), 2)
+    assert parse("tape:seven?rows=3").kind == "tape"
+    for spec, reason in {
+        "tape": "'tape' lacks what it reads; write tape:REEL",
+        "tap:x": "did you mean 'tape'",
+        "nothing": "tape:REEL",
+        "tape:x?speed=3": "allowed are rows, half, limit, size, channels",
+    }.items():
+        with pytest.raises(ValueError, match=reason):
+            parse(spec)
 
 
 @pytest.mark.parametrize("path", sorted(Path(lmdp.data.__file__).parent.glob("*.py")), ids=lambda path: path.name)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import nn
 
 from lmdp.accounting import PrivacyStatement
-from lmdp.app import pipeline
+from lmdp.app import reports
 from lmdp.app.config import Config
 from lmdp.app.runs import Checkpoint, RunFolder, load_model
 from lmdp.app.runs import checkpoint as checkpoints
@@ -35,6 +35,7 @@ from lmdp.data.records import read_object
 from lmdp.data.svhn import parse_mat
 from lmdp.layers import LayerMap, error_rates_for
 from lmdp.membership.instrument import read_embeddings
+from lmdp.report import render
 from lmdp.report.audit_page import render as render_audit
 from lmdp.risk import RiskProfile
 from tests.data import files
@@ -199,8 +200,8 @@ def read_run(path: Path) -> object:
     for name, text in json.loads(path.read_bytes()).items():
         (folder / name).write_bytes(text.encode("latin1"))
     risk = RiskProfile.load(folder / "risk.json") if (folder / "risk.json").exists() else None
-    pipeline.summary(folder)
-    return pipeline.render(pipeline.story([folder], "lmdp", risk))
+    reports.summary(folder)
+    return render(reports.story([folder], "lmdp", risk))
 
 
 def read_metrics(path: Path) -> object:

@@ -43,7 +43,7 @@ def leak(name: str, auc: float, error: float = ERROR, attack: str = "mlp probe")
 
 def audit(aucs: Mapping[str, float], output: float = 0.5, control: float = 0.502, error: float = ERROR) -> AuditReport:
     layers = tuple(leak(name, auc, error) for name, auc in aucs.items())
-    top = max(layers, key=lambda found: found.auc)
+    top = max(layers, key=lambda layer: layer.auc)
     return AuditReport(
         layers=layers,
         peak=Peak(top.name, top.auc, (top.auc - 2.5 * error, top.auc + 2.5 * error), len(layers)),

@@ -98,8 +98,8 @@ def looked_at(story: Story, folder: Path, width: int, *options: str) -> dict[str
     )
     seen = re.search(r'<pre id="seen">(.+?)</pre>', shown.stdout, re.S)
     assert seen is not None, shown.stdout[:500]
-    found: dict[str, Any] = json.loads(unescape(seen[1]))
-    return found
+    answers: dict[str, Any] = json.loads(unescape(seen[1]))
+    return answers
 
 
 def uri(folder: Path, name: str) -> str:

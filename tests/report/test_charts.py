@@ -62,9 +62,9 @@ def test_every_chart_and_every_mark_can_be_heard(story: Story) -> None:
 
 
 def test_figures_stand_alone_without_style_sheets() -> None:
-    made = figures(sample.story())
-    assert {"mia-by-layer.svg", "accuracy.svg", "epsilon.svg", "weights.svg", "roc.svg", "risk.svg"} <= set(made)
-    for svg in made.values():
+    files = figures(sample.story())
+    assert {"mia-by-layer.svg", "accuracy.svg", "epsilon.svg", "weights.svg", "roc.svg", "risk.svg"} <= set(files)
+    for svg in files.values():
         assert "var(" not in svg
         assert "<style" not in svg
 

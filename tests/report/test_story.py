@@ -114,9 +114,9 @@ def numbers(value: Any) -> Iterator[float]:
 
 def test_every_number_of_the_tables_is_in_the_data() -> None:
     story = sample.story()
-    known = list(numbers(asdict(story)))
-    known += [edge for t in story.trained for edge in wilson(accuracy(t).value, t.test_examples)]  # type: ignore[union-attr, arg-type]
-    rounded = {f"{value:.3f}" for value in known}
+    values = list(numbers(asdict(story)))
+    values += [edge for t in story.trained for edge in wilson(accuracy(t).value, t.test_examples)]  # type: ignore[union-attr, arg-type]
+    rounded = {f"{value:.3f}" for value in values}
     tables = list(parsed(render(story)).iter("td"))
     shown = [number for cell in tables for number in re.findall(r"\d\.\d{3}", words(cell))]
     assert len(shown) > 100

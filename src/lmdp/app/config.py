@@ -6,22 +6,23 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-METHODS = ("sgd", "dpsgd", "autos", "psac", "perlayer", "naive-perlayer", "lm", "lm-optimal")
-SOURCES = ("private", "public", "fixed", "batch")
+from lmdp.accounting import ACCOUNTANTS
+from lmdp.methods import METHODS, SOURCES
+
 PROTOCOLS = ("heldout", "paper")
-ACCOUNTANTS = ("rdp", "pld")
+"""Those of `lmdp.risk`, which needs torch; a test holds the two together."""
 NOISES = ("fast", "secure")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value may be, and what it means."""
+    """What a value may be, and what it means. `choices` may be a table: what is added to it later is allowed too."""
 
     kind: type
     help: str
@@ -29,7 +30,7 @@ class Rule:
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     optional: bool = False
 
     def check(self, key: str, value: Any) -> Any:
@@ -37,9 +38,7 @@ class Rule:
             return None
         if self.kind is float and isinstance(value, int) and abs(value) < 2**53 and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, self.kind) or isinstance(value, bool):
-            raise ValueError(f"{key} is {value!r}; it must be {self.wanted}")
-        if not self._allowed(value):
+        if not isinstance(value, self.kind) or isinstance(value, bool) or not self._allowed(value):
             raise ValueError(f"{key} is {value!r}; it must be {self.wanted}")
         return value
 
@@ -92,7 +91,7 @@ class Config:
     """A resolved configuration. Making one checks every value; an unknown or impossible one is refused by name."""
 
     model: str = _text("s-cnn", "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, or module:factory of your own")
-    data: str = _text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:FILE, folder:FOLDER")
+    data: str = _text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:PATH, folder:PATH")
     shadow: str = _text("digits", "the public data on which risk is estimated: a SPEC")
     size: int | None = _whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
     channels: int | None = _whole(None, "1 (grey) or 3 (colour) channels", low=1, high=3, optional=True)
@@ -137,10 +136,10 @@ class Config:
             raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
         if self.noise == "secure" and self.seed is not None:
             raise ValueError(f"seed is {self.seed}, but noise = secure draws noise that nobody can repeat; choose one")
-        if self.method == "lm-optimal" and self.weights not in ("public", "batch"):
-            raise ValueError(
-                f"weights is {self.weights!r}; method lm-optimal needs public (certified) or batch (not certified)"
-            )
+        method = METHODS[self.method]
+        if method.reweighted and self.weights not in method.sources:
+            needed = (f"{name} ({'not ' if SOURCES[name].refuted else ''}certified)" for name in method.sources)
+            raise ValueError(f"weights is {self.weights!r}; method {method.name} needs {' or '.join(needed)}")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str = "configuration") -> Config:

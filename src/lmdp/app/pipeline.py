@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +12,21 @@ from torch import Tensor, nn
 from lmdp.app import training
 from lmdp.app.config import Config
 from lmdp.app.progress import Show
-from lmdp.app.runs import RunFolder, load_model, write, write_json
+from lmdp.app.reports import story, summary, write_report
+from lmdp.app.runs import RunFolder, load_model, write_json
 from lmdp.audit.results import AuditReport
 from lmdp.data import Images, Source, load
-from lmdp.data.records import read_object
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
 from lmdp.membership.instrument import audit as audit_model
 from lmdp.membership.instrument import audit_embeddings
 from lmdp.membership.representations import evaluation
+from lmdp.methods import METHODS, SOURCES
 from lmdp.models import build
-from lmdp.report import Story, Trained, figures, render
+from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
 from lmdp.risk.shadow import Schedule
 
-NAMES = {
-    "sgd": "SGD (not private)",
-    "dpsgd": "DP-SGD",
-    "autos": "Auto-S",
-    "psac": "DP-PSAC",
-    "perlayer": "Per-layer clipping",
-    "naive-perlayer": "Naive per-layer clipping",
-    "lm": "LM-DP-SGD",
-    "lm-optimal": "LM-DP-SGD, bias-optimal",
-}
 AUDIT_LIMIT = 10_000
 """Members and non-members of an audit, at most: more take longer and hardly narrow the intervals."""
 
@@ -98,7 +87,7 @@ def train(
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         model = fresh_model(config, source)
         job = training.prepare(config, model, source.train, risk=risk, public=public_examples(config, source, show))
-        if config.method != "sgd" and config.delta * len(source.train) >= 1:
+        if METHODS[config.method].private and config.delta * len(source.train) >= 1:
             show.say(
                 f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: such a promise allows to "
                 "publish somebody's data whole. Choose a smaller delta."
@@ -183,8 +172,8 @@ def compare(
         for method in methods:
             folder = RunFolder(out / method)
             if not folder.finished:
-                own = config.changed(method=method, weights=_weights_for(method, config))
-                train(own, folder.path, show, command=command, resume=resume, source=source, risk=risk)
+                chosen = config.changed(method=method, weights=METHODS[method].source(config.weights))
+                train(chosen, folder.path, show, command=command, resume=resume, source=source, risk=risk)
             if not (folder / "audit.json").exists():
                 audit(folder.path, show, command=command, source=source)
             folders.append(folder)
@@ -192,61 +181,6 @@ def compare(
         write_report(whole, told)
         write_json(whole / "results.json", {folder.path.name: summary(folder) for folder in folders})
     return Comparison(out, tuple(folders), told)
-
-
-def summary(folder: RunFolder) -> dict[str, Any]:
-    """The numbers of a run that one compares."""
-    privacy = _json(folder / "privacy.json")
-    last = (folder.metrics() or [{}])[-1]
-    found: dict[str, Any] = {
-        "method": privacy.get("method"),
-        "epsilon": privacy.get("epsilon"),
-        "delta": privacy.get("delta"),
-        "certified": privacy.get("certified"),
-        "steps": privacy.get("steps"),
-        "test_accuracy": last.get("test_accuracy"),
-    }
-    if (folder / "audit.json").exists():
-        report = AuditReport.load(folder / "audit.json")
-        found |= {
-            "peak_layer": report.peak.name,
-            "peak_auc": report.peak.auc,
-            "peak_auc_interval": list(report.peak.interval),
-            "auc": {leak.name: leak.auc for leak in report.layers},
-            "auc_interval": {leak.name: list(leak.interval) for leak in report.layers},
-        }
-    return found
-
-
-def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) -> Story:
-    """What a report tells, read back from the folders."""
-    from lmdp import __version__
-    from lmdp.app.bounds import load_bounds
-
-    config = Config.load(folders[0] / "config.toml")
-    trained = tuple(_trained(folder) for folder in folders)
-    audited = [t.audit for t in trained if t.audit is not None]
-    layers = tuple(leak.name for leak in audited[0].layers) if audited else ()
-    if not layers and risk is not None:
-        layers = tuple(layer.name for layer in risk.layers)
-    return Story(
-        title=f"{config.model} on {config.data}",
-        command=command,
-        layers=layers,
-        trained=trained,
-        risk=risk,
-        bounds=tuple(bound for folder in folders for bound in load_bounds(folder / "epsilon.json")),
-        config=config.to_dict(),
-        made=datetime.date.today().isoformat(),
-        version=__version__,
-    )
-
-
-def write_report(folder: RunFolder, told: Story) -> None:
-    write(folder / "report.html", render(told))
-    (folder / "figures").mkdir(exist_ok=True)
-    for name, drawing in figures(told).items():
-        write(folder / "figures" / name, drawing)
 
 
 def fresh_model(config: Config, source: Source) -> nn.Module:
@@ -268,26 +202,8 @@ def _try_out(model: nn.Module, name: str, source: Source) -> None:
     except Exception as error:
         raise ValueError(f"model {name!r} does not take examples of shape {shape}: {error}") from error
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < len(source.classes):
-        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"model {name!r} gives {found} for 1 example; it must give (1, {len(source.classes)}) scores")
-
-
-def _trained(folder: RunFolder) -> Trained:
-    config = Config.load(folder / "config.toml")
-    privacy = _json(folder / "privacy.json")
-    path, metrics = folder / "audit.json", folder.metrics()
-    return Trained(
-        name=NAMES[config.method],
-        method=config.method,
-        metrics=tuple(metrics),
-        privacy=None if config.method == "sgd" else privacy,
-        audit=AuditReport.load(path) if path.exists() else None,
-        test_examples=_count(metrics[-1].get("test_examples")) if metrics else None,
-    )
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and 0 < value < 1e15 else None
+        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"model {name!r} gives {given} for 1 example; it must give (1, {len(source.classes)}) scores")
 
 
 def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> RiskProfile:
@@ -301,14 +217,9 @@ def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> Ri
     return profile
 
 
-def _weights_for(method: str, config: Config) -> str:
-    """`lm-optimal` has no weights of sources private and fixed: it takes the certified one."""
-    return "public" if method == "lm-optimal" and config.weights in ("private", "fixed") else config.weights
-
-
 def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor, Tensor] | None:
     """Public examples for weights = public, of the private data's shape and within its classes."""
-    if config.method not in ("lm", "lm-optimal") or config.weights != "public":
+    if not METHODS[config.method].reweighted or not SOURCES[config.weights].needs_public_data:
         return None
     images = public_data(config.public or config.shadow, source.train.shape, config, show).train
     inputs, labels = images.tensors()
@@ -322,20 +233,15 @@ def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor,
 
 
 def _examples(spec: str | None, default: Images | None, source: Source, show: Show) -> Images:
-    if spec is None and default is None:
-        raise ValueError(f"data {source.spec!r} has no test part; name examples that were not trained on: --nonmembers")
-    if spec is None:
-        assert default is not None
-        images = default
-    else:
+    if spec is not None:
         size, channels = _image_shape(source.train.shape)
         images = load(spec, size=size, channels=channels, say=show.say).train
+    elif default is not None:
+        images = default
+    else:
+        raise ValueError(f"data {source.spec!r} has no test part; name examples that were not trained on: --nonmembers")
     return images.take_random(AUDIT_LIMIT, 0) if len(images) > AUDIT_LIMIT else images
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int | None, int | None]:
     return (shape[-1], shape[0]) if len(shape) == 3 else (None, None)
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    return read_object(path, "a file of a run")

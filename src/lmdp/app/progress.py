@@ -1,8 +1,10 @@
-"""What a user sees while waiting: a bar with the time left on a terminal, plain lines elsewhere, nothing if quiet."""
+"""While one waits: a bar with the time left on a terminal, plain lines elsewhere, nothing if quiet; and how to stop."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,7 +94,7 @@ class TerminalBar(Bar):
 
 
 class PlainBar(Bar):
-    """A line now and then: what is done, what is known, how long is left."""
+    """A line now and then: what is done, what was reached, how long is left."""
 
     def __init__(self, label: str, total: float, stream: TextIO) -> None:
         super().__init__(label, total, stream)
@@ -108,16 +110,16 @@ class PlainBar(Bar):
             return
         self._last = now
         left = (now - self.start) * (self.total - done) / done
-        self._write(f"{self.label} {done / self.total:4.0%}, {_clock(left)} left{self._known}")
+        self._write(f"{self.label} {done / self.total:4.0%}, {_clock(left)} left{self._reached}")
 
     def note(self, text: str) -> None:
         self._write(text)
 
     def close(self) -> None:
-        self._write(f"{self.label} took {_clock(time.monotonic() - self.start)}{self._known}")
+        self._write(f"{self.label} took {_clock(time.monotonic() - self.start)}{self._reached}")
 
     @property
-    def _known(self) -> str:
+    def _reached(self) -> str:
         return f", {self._text}" if self._text else ""
 
     def _write(self, text: str) -> None:
@@ -128,3 +130,24 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask the loop to stop after the current step; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, _: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lmdp.app.config import Config
-from lmdp.app.progress import Bar, Interrupted, Show
+from lmdp.app.progress import Bar, Interrupted, Show, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.data import EpochOrder
+from lmdp.methods import METHODS
 from lmdp.private import PrivacyEngine, PrivacyStatement
 
-NOT_PRIVATE = "method 'sgd' neither clips nor adds noise: it promises nothing"
 SECONDS_BETWEEN_EPSILONS = 2.0
 SHARE_OF_EPSILONS = 0.01
 """Of the time of a training, at most, for epsilons that only the progress shows."""
@@ -86,10 +83,10 @@ class Job:
             steps=self.steps,
             clip_norm=math.inf,
             sensitivity=math.inf,
-            method="sgd",
+            method=self.config.method,
             weight_source="none",
             noise_source="none",
-            reasons=(NOT_PRIVATE,),
+            reasons=(f"method {self.config.method!r} neither clips nor adds noise: it promises nothing",),
         )
 
     def checkpoint(self, metrics: list[dict[str, Any]]) -> Checkpoint:
@@ -127,19 +124,20 @@ def prepare(
     """Model, optimizer and loader for the configured method; the noise is calibrated here."""
     size = len(private)  # type: ignore[arg-type]
     batch = max(1, round(config.sample_rate * size))
-    rate = config.sgd_learning_rate if config.method == "sgd" else config.learning_rate
+    method = METHODS[config.method]
+    rate = config.learning_rate if method.private else config.sgd_learning_rate
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum)
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
-    if config.method == "sgd":
+    if not method.private:
         order = EpochOrder(size, batch, config.seed or 0)
         job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total)
         order.position = lambda: job.steps
         return job
     secure = config.noise == "secure"
-    engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)  # type: ignore[arg-type]
-    options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
+    engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)
+    options: dict[str, Any] = {"weights": config.weights} if method.reweighted else {}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,
@@ -148,7 +146,7 @@ def prepare(
         target_delta=config.delta,
         epochs=config.epochs,
         max_grad_norm=config.clip_norm,
-        method=config.method,
+        method=method.name,
         risk=risk,
         emphasis=config.emphasis,
         public_data=public,
@@ -200,15 +198,15 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
 
     A new run saves its untrained model, which costs nothing, so that there is always a checkpoint to go back to.
     """
-    found = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
-    if found is None:
+    checkpoint = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
+    if checkpoint is None:
         write_json(folder / "privacy.json", job.statement().to_dict())
         folder.publish(job.checkpoint([]), job.config.keep_checkpoints)
         return []
-    job.restore(found)
-    if job.steps or found.metrics:
+    job.restore(checkpoint)
+    if job.steps or checkpoint.metrics:
         show.say(f"continuing after step {job.steps} of {job.total}")
-    return [dict(row) for row in found.metrics]
+    return [dict(row) for row in checkpoint.metrics]
 
 
 def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
@@ -278,7 +276,7 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 class Clock:
-    """Seconds of training so far, over all sessions of a run; asks for epsilon only now and then."""
+    """Seconds of training so far, however often a run was continued; asks for epsilon only now and then."""
 
     def __init__(self, before: float) -> None:
         self._start = time.monotonic() - before
@@ -296,24 +294,3 @@ class Clock:
             done = time.monotonic()
             self._next = done + max(SECONDS_BETWEEN_EPSILONS, (done - begun) / SHARE_OF_EPSILONS)
         bar.to(job.steps, text)
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask the loop to stop after the current step; a second Ctrl-C stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, _: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

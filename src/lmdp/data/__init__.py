@@ -1,14 +1,45 @@
-"""Data in: SPEC strings → images in memory (`load`); JSON files → values."""
+"""Data in: SPEC strings → images in memory (`load`); JSON files → values.
 
-from lmdp.data.epochs import EpochOrder
-from lmdp.data.images import Images, Source
-from lmdp.data.load import load
-from lmdp.data.request import SPECS
+readers      one record for each kind of data that a SPEC can name
+request      a SPEC taken apart and checked, before any file is touched
+loading      `load`: SPEC → source
+images       images with their labels in memory, and what a loaded source is
+splits       splits that are the same for everyone
+preprocess   images brought to another size or number of channels
+decode       image files → bytes
+faces        faces aligned by five landmarks
+download     files from the network, resumed and verified
+official     where the official files are, and what they must hash to
+idx          mnist, fashion-mnist
+cifar        cifar10, cifar100
+svhn         svhn
+celeba       celeba
+bundled      digits, mnist-5k
+npz          npz:PATH
+folder       folder:PATH
+hub          hf:NAME
+epochs       the order of ordinary epochs, for training without privacy
+records      fields of JSON objects, read and checked
+"""
 
-__all__ = [
-    "SPECS",
-    "EpochOrder",
-    "Images",
-    "Source",
-    "load",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmdp.data.epochs import EpochOrder
+    from lmdp.data.images import Images, Source
+    from lmdp.data.loading import load
+    from lmdp.data.readers import READERS
+
+__all__ = ["READERS", "EpochOrder", "Images", "Source", "load"]
+
+_FILE_OF = {"READERS": "readers", "EpochOrder": "epochs", "Images": "images", "Source": "images", "load": "loading"}
+
+
+def __getattr__(name: str) -> Any:
+    """Files are opened when they are first asked for: the table of readers can be read without torch."""
+    if name in _FILE_OF:
+        return getattr(importlib.import_module(f"lmdp.data.{_FILE_OF[name]}"), name)
+    raise AttributeError(f"module 'lmdp.data' has no attribute {name!r}")

@@ -64,7 +64,7 @@ def read_cifar(request: Request) -> Source:
 
 def members_of(path: Path, names: Sequence[str]) -> dict[str, bytes]:
     """These members of a tar.gz, in one pass over it."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r|gz") as archive:
             for member in archive:
@@ -72,13 +72,13 @@ def members_of(path: Path, names: Sequence[str]) -> dict[str, bytes]:
                     raise ValueError(f"{member.name} announces {member.size} bytes; {MAX_MEMBER} are allowed")
                 file = archive.extractfile(member) if member.isreg() and member.name in names else None
                 if file is not None:
-                    found[member.name] = file.read()
+                    contents[member.name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is not a whole tar.gz ({error}). Delete it, and it is downloaded again.") from error
-    lacking = [name for name in names if name not in found]
+    lacking = [name for name in names if name not in contents]
     if lacking:
         raise ValueError(f"{path} lacks {', '.join(lacking)}. Delete it, and it is downloaded again.")
-    return found
+    return contents
 
 
 def parse_records(parts: Sequence[bytes], layout: Layout, name: str) -> Images:

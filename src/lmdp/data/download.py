@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0  # seconds without a byte
+NO_LOCKS = frozenset([errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP])
+"""What a file system answers that has no locks."""
 
 
 class DownloadError(OSError):
@@ -48,10 +49,10 @@ def fetch(remote: Remote, folder: Path, say: Say) -> Path:
 
 
 def _checked(path: Path, remote: Remote) -> Path:
-    found = _sha256(path)
-    if found != remote.sha256:
+    digest = _sha256(path)
+    if digest != remote.sha256:
         raise DownloadError(
-            f"{path} has SHA-256 {found}; the published file ({remote.urls[0]}) has {remote.sha256}. "
+            f"{path} has SHA-256 {digest}; the published file ({remote.urls[0]}) has {remote.sha256}. "
             "Delete it, and it is downloaded again."
         )
     return path
@@ -63,7 +64,7 @@ def _download(remote: Remote, part: Path, path: Path, say: Say) -> None:
     failures = []
     for url in remote.urls:
         try:
-            found = _attempt(url, part, remote, say)
+            digest = _attempt(url, part, remote, say)
         except (OSError, HTTPException) as error:
             if getattr(error, "errno", None) == errno.ENOSPC:
                 raise DownloadError(
@@ -71,13 +72,14 @@ def _download(remote: Remote, part: Path, path: Path, say: Say) -> None:
                     f"the disk is full: {remote.name} does not fit into {part.parent}. Free some space or set "
                     f"LMDP_DATA to another folder; what has arrived is kept in {part.name} and the rest is resumed",
                 ) from error
-            failures.append(f"{url}: {_reason(error)}")
+            reason = str(error).removeprefix("<urlopen error ").removesuffix(">") or type(error).__name__
+            failures.append(f"{url}: {reason}")
         else:
-            if found == remote.sha256:
+            if digest == remote.sha256:
                 os.replace(part, path)
                 return
             part.unlink()
-            failures.append(f"{url}: has SHA-256 {found}, expected {remote.sha256}; what arrived was removed")
+            failures.append(f"{url}: has SHA-256 {digest}, expected {remote.sha256}; what arrived was removed")
         say(failures[-1])
     raise DownloadError(
         f"{remote.name} could not be downloaded ({'; '.join(failures)}). Try again (it resumes), or fetch "
@@ -91,12 +93,12 @@ def _attempt(url: str, part: Path, remote: Remote, say: Say) -> str:
     if resumed and _sha256(part) == remote.sha256:
         return remote.sha256
     _transfer(url, part, remote.name, say)
-    found = _sha256(part)
-    if resumed and found != remote.sha256:
+    digest = _sha256(part)
+    if resumed and digest != remote.sha256:
         part.unlink()
         _transfer(url, part, remote.name, say)
-        found = _sha256(part)
-    return found
+        digest = _sha256(part)
+    return digest
 
 
 def _transfer(url: str, part: Path, name: str, say: Say) -> None:
@@ -142,10 +144,6 @@ def _tell(name: str, before: int, now: int, total: int | None, say: Say) -> None
         say(f"{name}: {100 * now // total} % of {total / 1e6:.1f} MB")
 
 
-def _reason(error: Exception) -> str:
-    return str(error).removeprefix("<urlopen error ").removesuffix(">") or type(error).__name__
-
-
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -154,14 +152,17 @@ def _sha256(path: Path) -> str:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One download of a file at a time. Where a file system has no locks, the checksum still guards the result."""
-    with open(path, "ab") as file:
-        with suppress(OSError):
-            if sys.platform == "win32":
-                import msvcrt
+    from filelock import FileLock
 
-                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back
+    lock = FileLock(path)
+    try:
+        lock.acquire()
+    except NotImplementedError:  # what older versions of filelock say of such a file system
+        pass
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        lock.release()

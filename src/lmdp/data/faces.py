@@ -52,17 +52,14 @@ def align(image: Image, landmarks: Points, size: int) -> Image:
 
     shrinking = 1 / math.hypot(*similarity(landmarks, frame(size))[:, 0])
     finer = max(1, min(math.ceil(shrinking), MAX_OVERSAMPLING, MAX_CANVAS // size))
-    back = _inverse(similarity(landmarks, frame(size * finer)))  # Pillow asks where each new pixel comes from
+    there = similarity(landmarks, frame(size * finer))
+    linear = np.linalg.inv(there[:, :2])
+    back = np.column_stack([linear, -linear @ there[:, 2]])  # Pillow asks where each new pixel comes from
     canvas = (size * finer, size * finer)
     warped = image.transform(
         canvas, pillow.Transform.AFFINE, tuple(back.reshape(-1).tolist()), pillow.Resampling.BICUBIC
     )
     return warped if finer == 1 else warped.resize((size, size), pillow.Resampling.BICUBIC)
-
-
-def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    linear = np.linalg.inv(matrix[:, :2])
-    return np.column_stack([linear, -linear @ matrix[:, 2]])
 
 
 def read_landmarks(path: Path) -> dict[str, Points]:
@@ -75,7 +72,7 @@ def read_landmarks(path: Path) -> dict[str, Points]:
         lines = file.read().splitlines()
     of_celeba = bool(lines) and lines[0].strip().isdigit()
     rows = [line.split() for line in lines] if of_celeba else list(csv.reader(lines))
-    found = {}
+    landmarks = {}
     for number, row in enumerate(rows, start=1):
         if not row or number <= (2 if of_celeba else 0):
             continue
@@ -85,8 +82,8 @@ def read_landmarks(path: Path) -> dict[str, Points]:
             if number == 1:  # a line of column names
                 continue
             raise ValueError(f"{path} line {number}: {len(row)} fields; a name and ten numbers are needed") from error
-        found[_key(row[0])] = points
-    return found
+        landmarks[_key(row[0])] = points
+    return landmarks
 
 
 def landmarks_for(name: str, landmarks: dict[str, Points], path: Path) -> Points:

@@ -60,8 +60,8 @@ def _listing(root: Path) -> dict[str, list[Path]]:
         raise ValueError(f"{root} has no class folders; put the images of each class into a folder of its own")
     listing = {}
     for folder in folders:
-        found = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-        listing[folder.name] = sorted(found, key=lambda f: f.relative_to(folder).as_posix())
+        images = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+        listing[folder.name] = sorted(images, key=lambda f: f.relative_to(folder).as_posix())
         if not listing[folder.name]:
             raise ValueError(
                 f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it"

@@ -9,25 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-SPECS: Mapping[str, str] = MappingProxyType(
-    {
-        "mnist": "handwritten digits, 28×28 grey; downloaded",
-        "fashion-mnist": "garments, 28×28 grey; downloaded",
-        "cifar10": "ten kinds of things, 32×32 colour; downloaded",
-        "cifar100": "a hundred kinds of things, 32×32 colour; downloaded",
-        "svhn": "house numbers, 32×32 colour; downloaded",
-        "celeba": "faces with 40 attributes; from files you put into the cache folder",
-        "digits": "1,797 digits, 8×8 grey; installs with scikit-learn",
-        "mnist-5k": "5,000 of the MNIST digits; installs with lmdp[demo]",
-        "npz:PATH": "arrays x_train, y_train and, if there, x_test, y_test",
-        "folder:PATH": "one folder of images for each class",
-        "hf:NAME": "a Hugging Face dataset, by name or local path; needs lmdp[hf]",
-    }
-)
-GENERAL = ("half", "limit", "size", "channels")
-OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"celeba": ("attribute", "landmarks"), "folder": ("landmarks", "classes"), "hf": ("config", "image", "label")}
-)
+from lmdp.data.readers import GENERAL, READERS
+
 MAX_SIZE = 4096
 
 Say = Callable[[str], None]
@@ -92,40 +75,40 @@ def default_cache() -> Path:
 
 
 def _check_kind(name: str, kind: str, colon: bool, path: str) -> None:
-    kinds = {known.partition(":")[0]: known for known in SPECS}
-    if kind not in kinds:
-        raise ValueError(f"unknown data {name!r}; {_guess(name, kind, list(kinds))}known are {', '.join(SPECS)}")
-    takes_path = ":" in kinds[kind]
-    if takes_path and not path:
-        raise ValueError(f"{kind!r} lacks what it reads; write {kinds[kind]}")
-    if colon and not takes_path:
+    if kind not in READERS:
+        specs = ", ".join(reader.spec for reader in READERS.values())
+        raise ValueError(f"unknown data {name!r}; {_guess(name, kind)}known are {specs}")
+    reader = READERS[kind]
+    if reader.path and not path:
+        raise ValueError(f"{kind!r} lacks what it reads; write {reader.spec}")
+    if colon and not reader.path:
         raise ValueError(f"{kind!r} takes no path but has {path!r}; write {kind}, and set LMDP_DATA for its folder")
 
 
-def _guess(name: str, kind: str, kinds: list[str]) -> str:
+def _guess(name: str, kind: str) -> str:
     if Path(name).is_dir():
         return f"did you mean 'folder:{name}'? "
     if name.endswith(".npz"):
         return f"did you mean 'npz:{name}'? "
-    near = difflib.get_close_matches(kind.lower(), kinds, n=1)
+    near = difflib.get_close_matches(kind.lower(), READERS, n=1)
     return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _options(query: str, kind: str) -> Mapping[str, str]:
-    allowed = OPTIONS.get(kind, ()) + GENERAL
-    found: dict[str, str] = {}
+    allowed = READERS[kind].options + GENERAL
+    options: dict[str, str] = {}
     for part in query.split("&") if query else []:
         option, equals, value = part.partition("=")
         if option not in allowed:
             raise ValueError(f"unknown option {option!r} for {kind}; allowed are {', '.join(allowed)}")
         if not equals or not value:
             raise ValueError(f"option {option!r} for {kind} has no value; write {option}=VALUE")
-        if option in found:
+        if option in options:
             raise ValueError(
-                f"option {option!r} for {kind} is given twice ({found[option]!r}, {value!r}); give it once"
+                f"option {option!r} for {kind} is given twice ({options[option]!r}, {value!r}); give it once"
             )
-        found[option] = value
-    return MappingProxyType(found)
+        options[option] = value
+    return MappingProxyType(options)
 
 
 def _number(options: Mapping[str, str], option: str, high: int) -> int | None:

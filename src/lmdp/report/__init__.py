@@ -1,8 +1,27 @@
 """Draws results; computes nothing.
 
-story → judgement (the verdict) · charts (forest, lines, roc on scales and svg) → page
+story        what a report tells: the models that were trained, what they cost, what they give away
+values       what the other files read out of a story, with doubt kept
+verdict      one sentence, and nothing that the intervals do not support
+svg          elements, words that fit, marks that differ in shape as well as colour
+scales       from values to coordinates
+axes         the plot area and its axes
+forest       estimates with intervals, one row per layer
+lines        values over steps, as lines or as a heat map
+roc          true against false positives on logarithmic axes
+epsilon      claimed epsilon beside its lower bounds
+charts       from a story to its charts; `figures` gives them as files
+html         the page around the contents
+tables       the numbers, each with its uncertainty
+guarantee    what each model promises, and what no promise covers
+page         `render`: a whole story as one page
+audit_page   an audit alone as one page
+page.css, page.js   the only style and script of a page
 """
 
-from lmdp.report.story import Story, Trained, figures, render, verdict
+from lmdp.report.charts import figures
+from lmdp.report.page import render
+from lmdp.report.story import Story, Trained
+from lmdp.report.verdict import verdict
 
 __all__ = ["Story", "Trained", "figures", "render", "verdict"]

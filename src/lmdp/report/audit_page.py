@@ -21,5 +21,5 @@ def render(report: AuditReport) -> str:
         paragraph(report.verdict, "verdict"),
         warning(report.warning),
     )
-    found = leakage([("this model", Style.of_model(0), report)], layers, [])
-    return document("Membership audit", head, section("Leakage by layer", *found, key="mia"))
+    parts = leakage([("this model", Style.of_model(0), report)], layers, [])
+    return document("Membership audit", head, section("Leakage by layer", *parts, key="mia"))

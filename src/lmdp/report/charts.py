@@ -172,13 +172,13 @@ def least_rate(nonmembers: Sequence[int]) -> float:
 
 def limits(story: Story) -> list[Limit]:
     """The guarantees to draw: certified ones only, each once."""
-    found: dict[Limit, None] = {}
+    drawn: dict[Limit, None] = {}
     for trained in story.trained:
         if trained.privacy is not None and is_certified(trained.privacy) and trained.audit is not None:
             spent, delta = finite(epsilon(trained.privacy)), finite(trained.privacy.get("delta"))
             if spent is not None and delta is not None and spent >= 0 and 0 <= delta < 1:
-                found.setdefault(Limit(float(f"{spent:.3g}"), delta))
-    return list(found)
+                drawn.setdefault(Limit(float(f"{spent:.3g}"), delta))
+    return list(drawn)
 
 
 def figures(story: Story) -> dict[str, str]:
@@ -226,14 +226,14 @@ def _forest(
     description: str,
     axis: str,
 ) -> Chart | None:
-    drawn = [Row(name, tuple(points), aside) for (aside, name), points in sorted(rows.items(), key=_aside) if points]
+    drawn = [
+        Row(name, tuple(points), aside)
+        for (aside, name), points in sorted(rows.items(), key=lambda item: item[0][0])
+        if points
+    ]
     if not drawn:
         return None
     return lambda sheet: forest(sheet, drawn, series, title=title, description=description, axis=axis)
-
-
-def _aside(item: tuple[tuple[bool, str], list[Point]]) -> bool:
-    return item[0][0]
 
 
 def _lines(story: Story, dots: Callable[[Trained], Iterable[Dot]]) -> list[Line]:
@@ -255,8 +255,8 @@ def _weights(trained: Trained, layers: Sequence[str]) -> Chart | None:
         return lambda sheet: heat(sheet, heats, steps, title=title, description=description, axis="layer weight")
     drawn = []
     for i, name in enumerate(names):
-        known = [(step, w[i]) for step, w in rows if i < len(w)]
-        dots = tuple(Dot(s, v, None, f"{name}, step {s:g}: weight {v:.3g}") for s, v in known if v is not None)
+        history = [(step, w[i]) for step, w in rows if i < len(w)]
+        dots = tuple(Dot(s, w, None, f"{name}, step {s:g}: weight {w:.3g}") for s, w in history if w is not None)
         if dots:
             drawn.append(Line(name, Style.of_depth(i, count), dots))
     reach = span([dot.y for line in drawn for dot in line.dots], least=1e-3)

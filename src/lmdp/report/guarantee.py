@@ -53,7 +53,8 @@ def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: boo
     badge = el("span", standing(privacy), class_=f"badge {'good' if good else 'bad'}")
     promise = f"(ε, δ) = ({epsilon_text(epsilon(privacy))}, {small(finite(privacy.get('delta')))}) "
     parts = [el("h3", named(name, style)), el("p", text(promise), badge, class_="promise")]
-    parts.append(pairs([(label, text(_shown(privacy[key]))) for key, label in FIELDS.items() if key in privacy]))
+    fields = {label: privacy[key] for key, label in FIELDS.items() if key in privacy}
+    parts.append(pairs([(k, text(f"{v:.6g}" if isinstance(v, float) else str(v))) for k, v in fields.items()]))
     if not good:
         reasons = _texts(privacy, "reasons") or ["the statement gives no reason"]
         parts.append(el("div", el("strong", "Not certified because", class_="bad"), listing(reasons), class_="reasons"))
@@ -63,9 +64,5 @@ def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: boo
 
 
 def _texts(privacy: Mapping[str, Any], key: str) -> list[str]:
-    found = privacy.get(key)
-    return [str(item) for item in found] if isinstance(found, list | tuple) else []
-
-
-def _shown(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    items = privacy.get(key)
+    return [str(item) for item in items] if isinstance(items, list | tuple) else []

@@ -15,7 +15,7 @@ FULL, HALF, NARROW = 880.0, 430.0, 358.0
 
 def document(title: str, *parts: str) -> str:
     """A whole page. Its policy lets in nothing but the style and script written here, by their hashes."""
-    style, script = _own("page.css"), _own("page.js")
+    style, script = _resource("page.css"), _resource("page.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )
@@ -71,7 +71,7 @@ def named(name: str, style: Style) -> str:
 
 
 @cache
-def _own(name: str) -> str:
+def _resource(name: str) -> str:
     return resources.files("lmdp.report").joinpath(name).read_text(encoding="utf-8")
 
 

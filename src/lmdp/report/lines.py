@@ -48,7 +48,8 @@ def lines(
     bottom = top + (230 if sheet.narrow else 250)
     probe = Linear(*y_range, bottom - 4, top + 4)
     frame = Frame(room_for(probe), top, sheet.width - ends, bottom)
-    x = Linear(*_reach(drawn), frame.left + 8, frame.right - 8, wanted=4)
+    steps = [dot.x for line in drawn for dot in line.dots]
+    x = Linear(min(0.0, *steps), max(1.0, *steps), frame.left + 8, frame.right - 8, wanted=4)
     parts = [frame.area(), upward(sheet, frame, probe), across(sheet, frame, x, "step")]
     parts += [_band(sheet, line, x, probe) for line in drawn]
     parts += [_line(sheet, line, x, probe, 0 if name_ends else k) for k, line in enumerate(drawn)]
@@ -56,11 +57,6 @@ def lines(
         parts.append(_names(sheet, drawn, frame, probe))
     parts.append(sheet.words(0, top - 12, axis, fill=sheet.ink["ink"]))
     return sheet.svg(bottom + 44, title, description, legend, *parts)
-
-
-def _reach(drawn: Sequence[Line]) -> Interval:
-    steps = [dot.x for line in drawn for dot in line.dots]
-    return (min(0.0, min(steps)), max(max(steps), 1.0))
 
 
 def _line(sheet: Sheet, line: Line, x: Scale, y: Scale, order: int) -> str:
@@ -120,8 +116,8 @@ def heat(
 ) -> str:
     """One row per layer, one column per step, darker where the value is higher."""
     columns = thin(tuple(range(len(steps))), MOST_COLUMNS)
-    known = [value for row in rows for value in row.values if value is not None]
-    low, high = min(known), max(known)
+    values = [value for row in rows for value in row.values if value is not None]
+    low, high = min(values), max(values)
     tall, top = 15.0, 52.0
     left = min(0.36 * sheet.width, 12 + max(text_width(row.name) for row in rows))
     frame = Frame(left, top, sheet.width - 2, top + tall * len(rows))
@@ -151,8 +147,8 @@ def _shades(sheet: Sheet, axis: str, low: float, high: float) -> str:
 
 
 def _change(row: HeatRow) -> str:
-    known = [value for value in row.values if value is not None]
-    return f"{row.name}: {known[0]:.3g} at first, {known[-1]:.3g} at last" if known else f"{row.name}: no values"
+    values = [value for value in row.values if value is not None]
+    return f"{row.name}: {values[0]:.3g} at first, {values[-1]:.3g} at last" if values else f"{row.name}: no values"
 
 
 def thin(items: Sequence[T], most: int) -> list[T]:

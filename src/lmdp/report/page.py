@@ -55,8 +55,8 @@ def _head(story: Story) -> str:
 
 def _tile(trained: Trained, style: Style) -> str:
     """The three numbers to know of a model."""
-    known = accuracy(trained)
-    entries = [("test accuracy", tables.value(known, large=True))] if known else []
+    last = accuracy(trained)
+    entries = [("test accuracy", tables.value(last, large=True))] if last else []
     entries.append(("epsilon", tables.spent(trained, large=True)))
     if trained.audit is not None:
         entries.append(("peak layer AUC", tables.value(peak(trained.audit), large=True)))

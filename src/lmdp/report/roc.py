@@ -56,7 +56,9 @@ def roc(
     parts += [_limit(sheet, limit, least, x, y) for limit in limits]
     parts.append(_diagonal(sheet, frame))
     parts += [_curve(sheet, curve, least, x, y) for curve in curves]
-    parts += [_limit_name(sheet, limit, least, x, y) for limit in limits]
+    for limit in limits:
+        name = f"limit of ε = {limit.epsilon:.3g}"
+        parts.append(sheet.words(x(least) + 10, y(limit.tpr(least)) + 13, name, halo=True))
     parts.append(sheet.words(0, top - 12, "true positive rate", fill=sheet.ink["ink"]))
     return sheet.svg(frame.bottom + 44, title, description, legend, *parts)
 
@@ -89,8 +91,3 @@ def _limit(sheet: Sheet, limit: Limit, least: float, x: Log, y: Log) -> str:
     line = el("path", d=path, fill="none", stroke=sheet.ink["soft"], stroke_width=3, opacity="0.55")
     tip = f"no attack on a model with epsilon {limit.epsilon:.3g}, delta {small(limit.delta)} can lie above this line"
     return sheet.mark(tip, line)
-
-
-def _limit_name(sheet: Sheet, limit: Limit, least: float, x: Log, y: Log) -> str:
-    words = f"limit of ε = {limit.epsilon:.3g}"
-    return sheet.words(x(least) + 10, y(limit.tpr(least)) + 13, words, halo=True)

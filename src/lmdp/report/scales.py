@@ -60,8 +60,8 @@ class Log:
 
 def span(values: Iterable[float], least: float, floor: float = -math.inf, ceiling: float = math.inf) -> Interval:
     """A range around the values with a little air, at least `least` wide, within floor and ceiling."""
-    known = list(values) or [0.0]
-    low, high = min(known), max(known)
+    values = list(values) or [0.0]
+    low, high = min(values), max(values)
     least = max(least, 1e-6 * abs(low), 1e-6 * abs(high))  # what floating point can tell apart
     air = max(0.06 * (high - low), (least - (high - low)) / 2)
     low, high = max(floor, low - air), min(ceiling, high + air)

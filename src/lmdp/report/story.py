@@ -6,16 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lmdp.report.charts import figures
-from lmdp.report.page import render
-from lmdp.report.verdict import verdict
-
 if TYPE_CHECKING:
     from lmdp.audit.epsilon import EpsilonBound
     from lmdp.audit.results import AuditReport
     from lmdp.risk.profile import RiskProfile
-
-__all__ = ["Story", "Trained", "figures", "render", "verdict"]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lmdp.methods import METHODS
 from lmdp.report.values import Estimate, accuracy, epsilon, epsilon_text, finite, is_certified, peak
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from lmdp.risk.profile import LayerRisk, RiskProfile
 
 WITHIN = "lies within the intervals"
+PLAIN = "dpsgd"
+"""The method that those with layer weights are measured against."""
 
 
 def verdict(story: Story) -> str:
@@ -53,8 +56,8 @@ def _leaks(audited: Sequence[Trained]) -> list[str]:
     if not open_ones or not private:
         return [_alone(trained) for trained in audited]
     base = open_ones[0]
-    less = [t for t in private if _found(base) and _peak(t).below(_peak(base))]
-    more = [t for t in private if _found(t) and _peak(base).below(_peak(t))]
+    less = [t for t in private if _leaks_measurably(base) and _peak(t).below(_peak(base))]
+    more = [t for t in private if _leaks_measurably(t) and _peak(base).below(_peak(t))]
     same = [t for t in private if t not in less and t not in more]
     clauses = [_alone(base)]
     if less:
@@ -63,7 +66,7 @@ def _leaks(audited: Sequence[Trained]) -> list[str]:
         )
     if more:
         clauses.append(f"{_names(more)} {'give' if len(more) > 1 else 'gives'} away more ({_peaks(more)})")
-    quiet = [t for t in same if _found(base) and not _found(t)]
+    quiet = [t for t in same if _leaks_measurably(base) and not _leaks_measurably(t)]
     if quiet:
         clauses.append(
             f"no layer of {_names(quiet, 'or')} does so measurably ({_peaks(quiet)}), though the difference {WITHIN}"
@@ -74,36 +77,36 @@ def _leaks(audited: Sequence[Trained]) -> list[str]:
 
 
 def _at_same_epsilon(trained: Sequence[Trained]) -> list[str]:
-    """Each variant of LM-DP-SGD against DP-SGD, where both spent the same."""
-    plain = next((t for t in trained if t.method == "dpsgd" and t.privacy is not None), None)
+    """Each method that reweights layers against DP-SGD, where both spent the same."""
+    plain = next((t for t in trained if t.method == PLAIN and t.privacy is not None), None)
     if plain is None:
         return []
     return [
         clause
         for t in trained
-        if (t.method == "lm" or t.method.startswith("lm-")) and _same_budget(t, plain)
+        if t.method in METHODS and METHODS[t.method].reweighted and _same_budget(t, plain)
         if (clause := _against(t, plain))
     ]
 
 
 def _against(lm: Trained, plain: Trained) -> str:
-    found = [*_leak_against(lm, plain), *_accuracy_against(lm, plain)]
-    if not found:
+    clauses = [*_leak_against(lm, plain), *_accuracy_against(lm, plain)]
+    if not clauses:
         return ""
-    if len(found) == 2 and all(WITHIN in part for part in found):
+    if len(clauses) == 2 and all(WITHIN in clause for clause in clauses):
         both = f"the differences between {lm.name} and {plain.name}, in leakage and in test accuracy,"
-        found = [f"{both} lie within the intervals"]
+        clauses = [f"{both} lie within the intervals"]
     claim = "" if _certified(lm) and _certified(plain) else " (claimed, NOT certified)"
-    return f"at the same epsilon of {epsilon_text(epsilon(plain.privacy))}{claim}, {' and '.join(found)}"
+    return f"at the same epsilon of {epsilon_text(epsilon(plain.privacy))}{claim}, {' and '.join(clauses)}"
 
 
 def _leak_against(lm: Trained, plain: Trained) -> list[str]:
     if lm.audit is None or plain.audit is None:
         return []
     a, b = peak(lm.audit), peak(plain.audit)
-    if a.below(b) and _found(plain):
+    if a.below(b) and _leaks_measurably(plain):
         return [f"{lm.name} gives away less than {plain.name} (highest AUC {a} against {b})"]
-    if b.below(a) and _found(lm):
+    if b.below(a) and _leaks_measurably(lm):
         return [f"{lm.name} gives away more than {plain.name} (highest AUC {a} against {b})"]
     return [f"the difference in leakage between {lm.name} and {plain.name} {WITHIN}"]
 
@@ -119,13 +122,13 @@ def _accuracy_against(one: Trained, other: Trained) -> list[str]:
 
 
 def _accuracies(trained: Sequence[Trained]) -> list[str]:
-    known = [(t.name, estimate) for t in trained if (estimate := accuracy(t)) is not None]
-    return ["test accuracy: " + ", ".join(f"{name} {estimate}" for name, estimate in known)] if known else []
+    parts = [f"{t.name} {estimate}" for t in trained if (estimate := accuracy(t)) is not None]
+    return [f"test accuracy: {', '.join(parts)}"] if parts else []
 
 
 def _alone(trained: Trained) -> str:
     top = _audit(trained).peak
-    if _found(trained):
+    if _leaks_measurably(trained):
         return f"layer '{top.name}' of {trained.name} gives membership away (AUC {_peak(trained)})"
     return f"no layer of {trained.name} gives membership away measurably (highest AUC {_peak(trained)})"
 
@@ -160,7 +163,7 @@ def _peak(trained: Trained) -> Estimate:
     return peak(_audit(trained))
 
 
-def _found(trained: Trained) -> bool:
+def _leaks_measurably(trained: Trained) -> bool:
     return _audit(trained).peak.interval[0] > 0.5
 
 
@@ -187,7 +190,7 @@ def _names(trained: Sequence[Trained], joint: str = "and") -> str:
 
 def _peaks(trained: Sequence[Trained]) -> str:
     """Their peaks; of more than two, the highest."""
-    found = [_peak(t) for t in trained]
-    if len(found) > 2:
-        return f"highest AUC at most {max(found, key=lambda estimate: estimate.value)}"
-    return "highest AUC " + " and ".join(map(str, found))
+    peaks = [_peak(t) for t in trained]
+    if len(peaks) > 2:
+        return f"highest AUC at most {max(peaks, key=lambda estimate: estimate.value)}"
+    return "highest AUC " + " and ".join(map(str, peaks))

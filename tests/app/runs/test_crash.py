@@ -194,11 +194,11 @@ def test_steps_of_damaged_checkpoints_stay_charged_and_the_run_ends_within_its_b
     assert [path.name[5:13] for path in newest] == ["00000009", "00000008", "00000004", "00000000"]
     for path in newest[:count]:
         damage(path, how)
-    made = []
+    begun = []
     step = training.Job.step
-    monkeypatch.setattr(training.Job, "step", lambda job, *batch: made.append(job.steps) or step(job, *batch))
+    monkeypatch.setattr(training.Job, "step", lambda job, *batch: begun.append(job.steps) or step(job, *batch))
     assert cli.main(command) == 0
-    assert made == list(range(9, STEPS))  # 9 are charged, however many of them are lost
+    assert begun == list(range(9, STEPS))  # 9 are charged, however many of them are lost
     privacy = json.loads((tmp_path / "run/privacy.json").read_text())
     assert privacy["steps"] == STEPS
     assert privacy["epsilon"] <= 5
@@ -212,11 +212,11 @@ def test_a_charge_outlives_a_second_crash(spec: str, tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(training.Job, "restore", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cli.main(command) == 130
-    made = []
+    begun = []
     step = training.Job.step
-    monkeypatch.setattr(training.Job, "step", lambda job, *batch: made.append(job.steps) or step(job, *batch))
+    monkeypatch.setattr(training.Job, "step", lambda job, *batch: begun.append(job.steps) or step(job, *batch))
     assert cli.main(command) == 0
-    assert made == list(range(9, STEPS))
+    assert begun == list(range(9, STEPS))
 
 
 @pytest.mark.parametrize(("seed", "charged"), [((), 9), (("--seed", "3"), 8)])
@@ -232,12 +232,12 @@ def test_a_checkpoint_that_was_being_written_is_used_if_whole_and_charged_if_not
         (run / "checkpoints/.step-00000009.safetensors.4711.part").write_bytes(raw[: int(part_of_it * len(raw))])
         last.unlink()
         (run / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").read_text().splitlines(True)[:-1]))
-        made: list[int] = []
+        begun: list[int] = []
         with monkeypatch.context() as patch:
             step = training.Job.step
-            patch.setattr(training.Job, "step", lambda job, *batch: made.append(job.steps) or step(job, *batch))
+            patch.setattr(training.Job, "step", lambda job, *batch: begun.append(job.steps) or step(job, *batch))
             assert cli.main(command) == 0
-        assert made[0] == expected
+        assert begun[0] == expected
         assert stated_steps(run) == STEPS
         assert not list(run.rglob("*.part"))
 

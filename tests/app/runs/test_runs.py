@@ -84,9 +84,9 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == [
         f"step-0000000{n}.safetensors" for n in (3, 4, 5)
     ]
-    found = folder.latest(lambda _: None)
-    assert found is not None
-    assert found.step == 5
+    latest = folder.latest(lambda _: None)
+    assert latest is not None
+    assert latest.step == 5
 
 
 def test_steps_of_a_damaged_checkpoint_are_lost_and_stay_charged(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_steps_of_a_damaged_checkpoint_are_lost_and_stay_charged(tmp_path: Path)
     path = folder / "checkpoints" / "step-00000020.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     said: list[str] = []
-    found = folder.latest(said.append)
-    assert found is not None
-    assert same(dict(found.model), dict(checkpoint(10).model))
-    assert found.step == found.engine["steps"] == 20
+    latest = folder.latest(said.append)
+    assert latest is not None
+    assert same(dict(latest.model), dict(checkpoint(10).model))
+    assert latest.step == latest.engine["steps"] == 20
     assert "step-00000020" in said[0]
     assert "10 steps after the checkpoint are lost" in said[1]
 
@@ -105,18 +105,18 @@ def test_steps_of_a_damaged_checkpoint_are_lost_and_stay_charged(tmp_path: Path)
 def test_a_deleted_checkpoint_whose_metrics_were_seen_stays_charged(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, 10, 20)
     (folder / "checkpoints" / "step-00000020.safetensors").unlink()
-    found = folder.latest(lambda _: None)
-    assert found is not None
-    assert found.step == 20
+    latest = folder.latest(lambda _: None)
+    assert latest is not None
+    assert latest.step == 20
 
 
 def test_charges_survive_going_back_twice(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, 10, 20)
     (folder / "checkpoints" / "step-00000020.safetensors").write_bytes(b"")
     for _ in range(2):
-        found = folder.latest(lambda _: None)
-        assert found is not None
-        assert found.step == 20
+        latest = folder.latest(lambda _: None)
+        assert latest is not None
+        assert latest.step == 20
 
 
 def test_without_any_readable_checkpoint_nothing_is_trained_for_free(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_what_the_statement_counts_stays_charged_whatever_else_is_deleted(tmp_pa
     (folder / "checkpoints" / "step-00000020.safetensors").unlink()
     (folder / "metrics.jsonl").write_text('{"step": 10}\n')
     assert folder.latest(lambda _: None, repeats=True).step == 10
-    found = folder.latest(lambda _: None)
-    assert found is not None
-    assert found.step == 20
+    latest = folder.latest(lambda _: None)
+    assert latest is not None
+    assert latest.step == 20
     shutil.rmtree(folder / "checkpoints")
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(ValueError, match="20 steps were made"):

@@ -1,4 +1,15 @@
-"""Speed and memory of one private step against non-private SGD and other libraries, in one run."""
+"""Speed and memory of one private step against non-private SGD and other libraries, in one run.
+
+cases        what is measured on: models, each with its batch
+contenders   who is measured: SGD, every private method of the table, a naive one, Opacus
+measure      seconds in turns, peak memory alone in a process, the error against one example at a time
+run          `run` measures all of it, `plans` says which rule every module uses
+table        what was measured, as text
+plot         step times as an SVG
+growth       what larger batches, deeper models and longer sequences do to the price of privacy
+loop         what surrounds a step: the rest of a training's loop, the start of a process
+watch        a stopwatch on functions of a running command
+"""
 
 from lmdp.app.bench.growth import growth
 from lmdp.app.bench.run import plans, run

@@ -13,35 +13,38 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.methods import METHODS, SOURCES
 
 Step = Callable[[], None]
 Contender = Callable[[nn.Module, Tensor, Tensor], Step]
 SGD = "non-private SGD"
 OURS = "lmdp lm (private)"
+SAME_STEP = ("perlayer", "naive-perlayer")
+"""Methods that are not timed: they do what `dpsgd` does but for one line on the norms, so its row stands for them."""
 NOISE, CLIP = 1.0, 1.0
 
 
 def contenders() -> tuple[dict[str, Contender], list[str]]:
     """All that can run here, by name, and a sentence for each that cannot."""
-    found: dict[str, Contender] = {SGD: sgd}
-    found |= {f"lmdp {method}": private(method) for method in ("dpsgd", "autos", "psac")}
-    found |= {f"lmdp lm ({source})": private("lm", source) for source in ("private", "public", "fixed", "batch")}
-    found |= {f"lmdp lm-optimal ({source})": private("lm-optimal", source) for source in ("public", "batch")}
-    found["naive torch.func lm"] = naive
+    everybody: dict[str, Contender] = {SGD: sgd}
+    timed = [method for method in METHODS.values() if method.private and method.name not in SAME_STEP]
+    everybody |= {f"lmdp {method.name}": private(method.name) for method in timed if not method.reweighted}
+    for method in timed:
+        everybody |= {f"lmdp {method.name} ({source})": private(method.name, source) for source in method.sources}
+    everybody["naive torch.func lm"] = naive
     if importlib.util.find_spec("opacus") is None:
-        return found, ["opacus is not installed (pip install 'lmdp[peers]'): its rows are missing"]
-    found |= {f"opacus {mode}": opacus(mode) for mode in ("hooks", "ghost", "functorch", "per-layer")}
-    return found, []
+        return everybody, ["opacus is not installed (pip install 'lmdp[peers]'): its rows are missing"]
+    return everybody | {f"opacus {mode}": opacus(mode) for mode in ("hooks", "ghost", "functorch", "per-layer")}, []
 
 
 def chosen(only: Sequence[str]) -> list[str]:
     """SGD, and the contenders whose names hold one of these parts; all of them if there are none."""
-    known, missing = contenders()
-    if unknown := [part for part in only if not any(part in name for name in known)]:
+    everybody, missing = contenders()
+    if unknown := [part for part in only if not any(part in name for name in everybody)]:
         raise ValueError(
-            "; ".join([f"no contender is called {', '.join(unknown)}: they are {', '.join(known)}", *missing])
+            "; ".join([f"no contender is called {', '.join(unknown)}: they are {', '.join(everybody)}", *missing])
         )
-    return [name for name in known if name == SGD or not only or any(part in name for part in only)]
+    return [name for name in everybody if name == SGD or not only or any(part in name for part in only)]
 
 
 def hooked(name: str) -> bool:
@@ -70,7 +73,7 @@ def attached(model: nn.Module, x: Tensor, y: Tensor, method: str, weights: str) 
         max_grad_norm=CLIP,
         method=method,
         weights=weights,
-        public_data=(x.flip(0), y.flip(0)) if weights == "public" else None,
+        public_data=(x.flip(0), y.flip(0)) if SOURCES[weights].needs_public_data else None,
         poisson_sampling=False,
     )
     return engine, _loop(model, optimizer, x, y)
@@ -81,7 +84,7 @@ def opacus(mode: str) -> Contender:
         from opacus import PrivacyEngine
 
         per_layer = mode == "per-layer"
-        made: Any = PrivacyEngine().make_private(
+        parts: Any = PrivacyEngine().make_private(
             module=model,
             optimizer=_optimizer(model),
             data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
@@ -92,8 +95,8 @@ def opacus(mode: str) -> Contender:
             poisson_sampling=False,
             criterion=nn.CrossEntropyLoss(),
         )
-        criterion = made[2] if mode == "ghost" else F.cross_entropy
-        return _loop(made[0], made[1], x, y, criterion)
+        criterion = parts[2] if mode == "ghost" else F.cross_entropy
+        return _loop(parts[0], parts[1], x, y, criterion)
 
     return make
 
@@ -111,14 +114,14 @@ def naive(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))
 
     def step() -> None:
-        found = gradients({name: p.detach() for name, p in parameters.items()}, x, y)
+        per_example = gradients({name: p.detach() for name, p in parameters.items()}, x, y)
         squares = torch.zeros(len(x), len(layers))
-        for name, rows in found.items():
+        for name, rows in per_example.items():
             squares[:, layers.index[name]] += rows.flatten(1).square().sum(1)
         norms = squares.sqrt()
         clipped = squares.sum(1, keepdim=True).sqrt().clamp(max=CLIP)
         scales = clipped / norms.clamp(min=1e-12) / len(layers) ** 0.5
-        for name, rows in found.items():
+        for name, rows in per_example.items():
             total = torch.tensordot(scales[:, layers.index[name]], rows, dims=1)
             parameters[name].grad = (total + NOISE * CLIP * torch.randn_like(total)) / len(x)
         optimizer.step()

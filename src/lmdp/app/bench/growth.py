@@ -49,7 +49,7 @@ def growth(
     sizes = sizes or Sizes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = surroundings(steps) | {
+        measured = surroundings(steps) | {
             "contender": OURS,
             "batch": by_batch(sizes.batches, steps, say),
             "depth": by_depth(sizes.layers, sizes.blocks, SHORT * steps, say),
@@ -59,8 +59,8 @@ def growth(
         }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "growth.json").write_text(json.dumps(found, indent=1))
-    return found
+        (out / "growth.json").write_text(json.dumps(measured, indent=1))
+    return measured
 
 
 def by_batch(batches: Sequence[int], steps: int, say: Say) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def by_batch(batches: Sequence[int], steps: int, say: Say) -> dict[str, Any]:
     case = CASES["dcnn"]
     say(f"batch: D-CNN, batches of {', '.join(map(str, batches))}")
     seconds = _both({size: (case, size) for size in batches}, steps)
-    found: dict[str, Any] = {"seconds_per_example": {}, "flatness": {}}
+    measured: dict[str, Any] = {"seconds_per_example": {}, "flatness": {}}
     for name in (SGD, OURS):
         rows = [{"batch": size} | spread([s / size for s in seconds[size, name]]) for size in batches]
         medians = [row["median"] for row in rows]
-        found["seconds_per_example"][name] = rows
-        found["flatness"][name] = max(medians) / min(medians)
-    found["ratio"] = [{"batch": size} | _ratio(seconds[size, OURS], seconds[size, SGD]) for size in batches]
-    return found
+        measured["seconds_per_example"][name] = rows
+        measured["flatness"][name] = max(medians) / min(medians)
+    measured["ratio"] = [{"batch": size} | _ratio(seconds[size, OURS], seconds[size, SGD]) for size in batches]
+    return measured
 
 
 def by_depth(layers: int, blocks: int, steps: int, say: Say) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def by_depth(layers: int, blocks: int, steps: int, say: Say) -> list[dict[str, A
     cases = {"mlp": mlp, "narrow": _encoder(blocks, 16), "wide": _encoder(blocks, 64)}
     say(f"depth: {'; '.join(case.title for case in cases.values())}")
     seconds = _both({name: (case, None) for name, case in cases.items()}, steps)
-    found = []
+    rows = []
     for name, case in cases.items():
         added = [1e3 * (ours - plain) for ours, plain in zip(seconds[name, OURS], seconds[name, SGD])]
         count = _layers(case.model())
@@ -98,8 +98,8 @@ def by_depth(layers: int, blocks: int, steps: int, say: Say) -> list[dict[str, A
             "milliseconds": {who: spread([1e3 * s for s in seconds[name, who]]) for who in (SGD, OURS)},
             "added_per_layer": spread([ms / count for ms in added]),
         }
-        found.append(row | ({"added_per_block": spread([ms / blocks for ms in added])} if case is not mlp else {}))
-    return found
+        rows.append(row | ({"added_per_block": spread([ms / blocks for ms in added])} if case is not mlp else {}))
+    return rows
 
 
 def by_length(lengths: Sequence[int], steps: int, say: Say) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def _watched_training(folder: Path, examples: int, batch: int) -> dict[str, list
     )
     if done.returncode != 0:
         raise RuntimeError(f"lmdp train failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    found: dict[str, list[float]] = json.loads((folder / "seconds.json").read_text())
-    return found
+    seconds: dict[str, list[float]] = json.loads((folder / "seconds.json").read_text())
+    return seconds
 
 
 IMPORTS = ("import torch", "import lmdp", "lmdp.PrivacyEngine")
@@ -97,8 +97,8 @@ def start_up(launches: int, say: Say) -> dict[str, dict[str, float]]:
         begin = time.perf_counter()
         _python("-m", "lmdp", "--help")
         seconds["lmdp --help"].append(time.perf_counter() - begin)
-        for name, found in zip(IMPORTS, _python("-c", TIMED, *IMPORTS).split()):
-            seconds[name].append(float(found))
+        for name, printed in zip(IMPORTS, _python("-c", TIMED, *IMPORTS).split()):
+            seconds[name].append(float(printed))
     return {name: spread(values) for name, values in seconds.items()}
 
 

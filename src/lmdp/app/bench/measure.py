@@ -155,28 +155,25 @@ def _error(case: Case, dtype: torch.dtype, clip_norm: float | None, examples: in
         )
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
-    return max(_relative(p.grad, expected[name]) for name, p in model.named_parameters() if p.grad is not None)
+    errors = (
+        (p.grad.double() - expected[name]).abs().max() / expected[name].abs().max().clamp(min=1e-30)
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    )
+    return max(map(float, errors))
 
 
 def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float) -> dict[str, Tensor]:
     """The mean of clipped gradients, each example by itself."""
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in model.named_parameters()}
     for i in range(len(x)):
-        gradient = _one(model, x[i : i + 1], y[i : i + 1])
+        model.zero_grad()
+        F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        gradient = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradient.values()))
         for name, g in gradient.items():
             total[name] += g * min(1.0, clip_norm / norm) / len(x)
     return total
-
-
-def _one(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
 if __name__ == "__main__":

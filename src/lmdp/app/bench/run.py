@@ -44,27 +44,27 @@ def run(
     missing = contenders()[1]
     for sentence in missing:
         say(sentence)
-    found = surroundings(steps) | {"missing": missing, "models": {}}
+    measured = surroundings(steps) | {"missing": missing, "models": {}}
     for name in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found["models"][name] = _measured(name, names, steps, memory, channels_last, say)
+            measured["models"][name] = _measured(name, names, steps, memory, channels_last, say)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "bench.json").write_text(json.dumps(found, indent=1))
-        (out / "bench.svg").write_text(bars(found["models"]))
-    return found
+        (out / "bench.json").write_text(json.dumps(measured, indent=1))
+        (out / "bench.svg").write_text(bars(measured["models"]))
+    return measured
 
 
 def plans(models: Sequence[str] = ("dcnn", "transformer"), *, channels_last: bool = False) -> dict[str, str]:
     """`engine.plan()` of these models after one step: which rule every module uses, and why."""
-    found = {}
+    texts = {}
     for name in dict.fromkeys(case_name(name) for name in models):
         case = CASES[name].laid_out(channels_last=channels_last)
         engine, step = attached(case.model(), *case.batch(), "lm", "private")
         step()
-        found[name] = f"{case.title}, {case.memory_format}\n{engine.plan()}"
-    return found
+        texts[name] = f"{case.title}, {case.memory_format}\n{engine.plan()}"
+    return texts
 
 
 def check_steps(steps: int) -> None:
@@ -116,20 +116,15 @@ def _measured(
 
 
 def _rows(seconds: dict[str, list[float]], peaks: dict[str, int]) -> dict[str, dict[str, float | None]]:
-    """Ratios to SGD; of SGD itself to its median, which shows how much the machine drifted."""
-    plain, peak = seconds[SGD], peaks.get(SGD)
-    usual = [statistics.median(plain)] * len(plain)
-    return {
-        name: _ratios(values, usual if name == SGD else plain) | _share(peaks.get(name), peak)
-        for name, values in seconds.items()
-    }
+    """Ratios to SGD; of SGD itself to its median, which shows how much the machine drifted.
 
-
-def _ratios(values: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
-    """Turn by turn: on a machine that others use as well, a turn may take twice as long as the next."""
-    found = spread([value / own for value, own in zip(values, base)])
-    return {"time": found["median"], "low": found["low"], "high": found["high"]}
-
-
-def _share(peak: int | None, base: int | None) -> dict[str, float | None]:
-    return {"memory": peak / base if peak is not None and base else None}
+    Turn by turn: on a machine that others use as well, a turn may take twice as long as the next.
+    """
+    rows: dict[str, dict[str, float | None]] = {}
+    usual = statistics.median(seconds[SGD])
+    for name, values in seconds.items():
+        base = [usual] * len(values) if name == SGD else seconds[SGD]
+        time = spread([value / plain for value, plain in zip(values, base)])
+        memory = peaks[name] / peaks[SGD] if name in peaks and peaks.get(SGD) else None
+        rows[name] = {"time": time["median"], "low": time["low"], "high": time["high"], "memory": memory}
+    return rows

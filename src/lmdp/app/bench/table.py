@@ -1,4 +1,4 @@
-"""What `run` found, as text: contenders down, models across."""
+"""What `run` measured, as text: contenders down, models across."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ERRORS = {"lmdp, double precision": "double", "lmdp, single precision": "single"
 Model = dict[str, Any]
 
 
-def table(found: dict[str, Any]) -> str:
+def table(measured: dict[str, Any]) -> str:
     """Time, peak memory where it was measured, and exactness, each against non-private SGD in the same format."""
-    models: list[Model] = list(found["models"].values())
+    models: list[Model] = list(measured["models"].values())
     names = list(dict.fromkeys(name for model in models for name in [*model["rows"], *model["failed"]]))
     lines = [
-        f"time of a step as a ratio to {SGD} in the same turn: median (quartiles) of {found['steps']},"
-        f" {_threads(found)}",
+        f"time of a step as a ratio to {SGD} in the same turn: median (quartiles) of {measured['steps']},"
+        f" {_threads(measured)}",
         *_header(models),
         *(_line(name, [_time(model, name) for model in models]) for name in names),
         _line("one SGD step", [_seconds(statistics.median(model["seconds"][SGD])) for model in models]),
@@ -37,11 +37,11 @@ def table(found: dict[str, Any]) -> str:
         *(_line(name, [f"{model['error'][key]:.1e}" for model in models]) for name, key in ERRORS.items()),
     ]
     failures = [f"{name} fails on {model['title']}: {why}" for model in models for name, why in model["failed"].items()]
-    return "\n".join([*lines, "", found["loops"], *failures, *found["missing"]])
+    return "\n".join([*lines, "", measured["loops"], *failures, *measured["missing"]])
 
 
-def _threads(found: dict[str, Any]) -> str:
-    return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+def _threads(measured: dict[str, Any]) -> str:
+    return "1 thread" if measured["threads"] == 1 else f"{measured['threads']} threads"
 
 
 def _header(models: Iterable[Model]) -> list[str]:
@@ -80,17 +80,17 @@ def _megabytes(value: int | None) -> str:
     return "–" if value is None else f"{value / 2**20:.0f} MB"
 
 
-def growth_text(found: dict[str, Any]) -> str:
-    """What `growth` found."""
-    return "\n\n".join(part(found) for part in (_batch, _depth, _length, _loop, _start))
+def growth_text(measured: dict[str, Any]) -> str:
+    """What `growth` measured, as text."""
+    return "\n\n".join(part(measured) for part in (_batch, _depth, _length, _loop, _start))
 
 
-def _batch(found: dict[str, Any]) -> str:
-    rows, flatness = found["batch"]["seconds_per_example"], found["batch"]["flatness"]
-    ratios = found["batch"]["ratio"]
+def _batch(measured: dict[str, Any]) -> str:
+    rows, flatness = measured["batch"]["seconds_per_example"], measured["batch"]["flatness"]
+    ratios = measured["batch"]["ratio"]
     return "\n".join(
         [
-            f"D-CNN, milliseconds per example: median (quartiles) of {found['steps']} steps, {_threads(found)}",
+            f"D-CNN, milliseconds per example: median (quartiles) of {measured['steps']} steps, {_threads(measured)}",
             _line("batch", [*rows, "ratio"]),
             *(
                 _line(str(ratio["batch"]), [*(_spread(of[i], 1e3) for of in rows.values()), _spread(ratio)])
@@ -101,9 +101,9 @@ def _batch(found: dict[str, Any]) -> str:
     )
 
 
-def _depth(found: dict[str, Any]) -> str:
+def _depth(measured: dict[str, Any]) -> str:
     lines = ["milliseconds that a private step adds per layer: median (quartiles)"]
-    for row in found["depth"]:
+    for row in measured["depth"]:
         block = f", {_spread(row['added_per_block'])} per block" if "added_per_block" in row else ""
         times = ", ".join(f"{name} {ms['median']:.1f}" for name, ms in row["milliseconds"].items())
         lines.append(f"  {row['model']}; {row['layers']} layers (steps: {times})")
@@ -111,23 +111,23 @@ def _depth(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _length(found: dict[str, Any]) -> str:
-    rows, contender = found["length"]["ratio"], found["contender"]
+def _length(measured: dict[str, Any]) -> str:
+    rows, contender = measured["length"]["ratio"], measured["contender"]
     return "\n".join(
         [
             f"transformer of 2 blocks, width 128, batch 8: {contender} as a ratio to {SGD}, median (quartiles)",
             _line("tokens", ["ratio", "one SGD step"]),
             *(
                 _line(str(row["tokens"]), [_spread(row), _seconds(plain)])
-                for row, plain in zip(rows, found["length"]["sgd_seconds"])
+                for row, plain in zip(rows, measured["length"]["sgd_seconds"])
             ),
-            _line("largest / first", [f"{found['length']['growth']:.2f}"]),
+            _line("largest / first", [f"{measured['length']['growth']:.2f}"]),
         ]
     )
 
 
-def _loop(found: dict[str, Any]) -> str:
-    loop = found["loop"]
+def _loop(measured: dict[str, Any]) -> str:
+    loop = measured["loop"]
     where = f"D-CNN, {loop['examples']} examples, batches of about {loop['batch']}, {loop['steps']} steps"
     lines = [f"the rest of the loop in lmdp train ({where}): milliseconds and share of a step"]
     lines += [f"  {name:32}{1e3 * s:8.2f} ms {loop['shares'][name]:8.2%}" for name, s in loop["seconds"].items()]
@@ -136,9 +136,9 @@ def _loop(found: dict[str, Any]) -> str:
     return "\n".join([*lines, f"  {'a whole step':32}{1e3 * loop['seconds_per_step']:8.2f} ms"])
 
 
-def _start(found: dict[str, Any]) -> str:
+def _start(measured: dict[str, Any]) -> str:
     lines = ["start-up, seconds in a fresh process: median (quartiles)"]
-    return "\n".join([*lines, *(f"  {name:26}{_spread(row)}" for name, row in found["start"].items())])
+    return "\n".join([*lines, *(f"  {name:26}{_spread(row)}" for name, row in measured["start"].items())])
 
 
 def _spread(row: dict[str, float], unit: float = 1.0) -> str:

@@ -1,4 +1,9 @@
-"""What a training leaves on disk."""
+"""What a training leaves on disk.
+
+folder       a run folder: claimed by one process, checked, published to, continued from
+checkpoint   checkpoints and models as safetensors
+files        files that appear whole or not at all
+"""
 
 from lmdp.app.runs.checkpoint import Checkpoint, load_model, save_model
 from lmdp.app.runs.files import write, write_json

@@ -48,8 +48,8 @@ def _sync(path: Path) -> None:
 
 def unfinished(folder: Path) -> dict[Path, str]:
     """Files that a process was writing when it was killed → the names they were to get."""
-    found = {path: _UNFINISHED.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())}
-    return {path: match[1] for path, match in found.items() if match}
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return {path: match[1] for path in paths if (match := _UNFINISHED.fullmatch(path.name))}
 
 
 def write_json(path: Path, content: Any) -> None:

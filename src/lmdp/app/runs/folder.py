@@ -103,25 +103,24 @@ class RunFolder:
         broke off while it was written is charged too, unless the run `repeats` itself exactly, as it does under a
         seed: then its steps will show the same again.
         """
-        whole, broken_off = self._checkpoints(), self._unfinished()
-        seen = whole if repeats else whole + broken_off
-        charged = max([step for step, _ in seen] + [self._last_step_in_metrics(), 0 if repeats else self._stated()])
+        whole, broken_off = self._checkpoints(), _numbered(unfinished(self / "checkpoints"))
+        charged = self._charged(whole if repeats else whole + broken_off, repeats=repeats)
         for _, path in sorted(whole + broken_off, reverse=True):
             try:
-                found = decode(path.read_bytes(), str(path))
+                checkpoint = decode(path.read_bytes(), str(path))
             except ValueError as error:
                 say(f"{error}. Going back to the checkpoint before it.")
                 continue
-            charged = max(charged, found.step)
-            if charged > found.step:
-                say(f"{charged - found.step} steps after the checkpoint are lost; they stay charged to the budget")
-            found = replace(found, step=charged, engine={**found.engine, "steps": charged})
+            charged = max(charged, checkpoint.step)
+            if charged > checkpoint.step:
+                say(f"{charged - checkpoint.step} steps after the checkpoint are lost; they stay charged to the budget")
+            checkpoint = replace(checkpoint, step=charged, engine={**checkpoint.engine, "steps": charged})
             if path.name != _name(charged):  # before anything goes that the charge can be known from
-                self._save(found)
-            self._write_metrics(found.metrics)
+                self._save(checkpoint)
+            self._write_metrics(checkpoint.metrics)
             for _, old in broken_off:
                 old.unlink(missing_ok=True)
-            return found
+            return checkpoint
         if charged or self.finished:
             raise ValueError(
                 f"{self.path}: {charged or 'all'} steps were made but no checkpoint is readable. Start a new run in "
@@ -154,25 +153,28 @@ class RunFolder:
             return
         write(self / "metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
-    def _stated(self) -> int:
-        """The steps that the privacy statement counts: it is written before anything that they paid for."""
-        path = self / "privacy.json"
-        return Fields.load(path, "a privacy statement").integer("steps", 0) if path.exists() else 0
+    def _charged(self, checkpoints: Sequence[tuple[int, Path]], *, repeats: bool) -> int:
+        """The newest step of which these checkpoints, the metrics or the privacy statement tell.
 
-    def _last_step_in_metrics(self) -> int:
-        steps = [row.get("step") for row in self.metrics()]
-        return max((step for step in steps if isinstance(step, int)), default=0)
+        The statement is written before anything that it paid for; a run that repeats itself will pay for the same.
+        """
+        steps = [0, *(step for step, _ in checkpoints)]
+        steps += [row["step"] for row in self.metrics() if isinstance(row.get("step"), int)]
+        path = self / "privacy.json"
+        if path.exists() and not repeats:
+            steps.append(Fields.load(path, "a privacy statement").integer("steps", 0))
+        return max(steps)
 
     def _checkpoints(self) -> list[tuple[int, Path]]:
         """Newest first."""
         folder = self / "checkpoints"
-        found = [(_CHECKPOINT.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
-        return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+        named = {path: path.name for path in (folder.iterdir() if folder.is_dir() else ())}
+        return sorted(_numbered(named), reverse=True)
 
-    def _unfinished(self) -> list[tuple[int, Path]]:
-        """Checkpoints that a killed process was writing."""
-        found = [(_CHECKPOINT.fullmatch(name), path) for path, name in unfinished(self / "checkpoints").items()]
-        return [(int(match[1]), path) for match, path in found if match]
+
+def _numbered(named: Mapping[Path, str]) -> list[tuple[int, Path]]:
+    """Those of the files that are named as checkpoints, each with its step."""
+    return [(int(match[1]), path) for path, name in named.items() if (match := _CHECKPOINT.fullmatch(name))]
 
 
 def _name(step: int) -> str:

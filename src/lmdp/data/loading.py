@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lmdp.data.bundled import read_digits, read_mnist_5k
-from lmdp.data.celeba import read_celeba
-from lmdp.data.cifar import read_cifar
-from lmdp.data.folder import read_folder
-from lmdp.data.hub import read_hub
-from lmdp.data.idx import read_idx_set
 from lmdp.data.images import Images, Source
-from lmdp.data.npz import read_npz
 from lmdp.data.preprocess import fit
+from lmdp.data.readers import READERS
 from lmdp.data.request import Request, Say, parse
 from lmdp.data.splits import split_per_class
-from lmdp.data.svhn import read_svhn
-
-READERS: Mapping[str, Callable[[Request], Source]] = {
-    "mnist": read_idx_set,
-    "fashion-mnist": read_idx_set,
-    "cifar10": read_cifar,
-    "cifar100": read_cifar,
-    "svhn": read_svhn,
-    "celeba": read_celeba,
-    "digits": read_digits,
-    "mnist-5k": read_mnist_5k,
-    "npz": read_npz,
-    "folder": read_folder,
-    "hf": read_hub,
-}
 
 
 def load(
@@ -47,7 +25,7 @@ def load(
     Whatever is wrong with a SPEC or a file comes as ValueError or OSError, in one line that names it.
     """
     request = parse(spec, size=size, channels=channels, cache=cache, say=say)
-    source = READERS[request.kind](request)
+    source = READERS[request.kind].read(request)
     train, test = source.train, source.test
     if request.half is not None:
         train, test = _half(train, request.half), None if test is None else _half(test, request.half)

@@ -1,0 +1,179 @@
+"""The words of the command line: which commands there are, what each takes, and what a configuration makes of it.
+
+Help is read out of the tables (methods, weight sources, accountants, data readers, configuration keys), without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lmdp.app.config import RULES, Config, recipe, recipe_names
+from lmdp.data.readers import GENERAL, READERS
+from lmdp.methods import METHODS
+
+DESCRIPTION = """\
+Train models on private data that are then served as embeddings, without leaking who was in the data.
+
+  lmdp demo       see all of it on data that installs with the package: about two minutes
+  lmdp risk       measure on public data which layers of an architecture give membership away
+  lmdp train      train a model with differential privacy
+  lmdp audit      attack a trained model, layer by layer
+  lmdp compare    train and audit several methods at the same epsilon
+"""
+EXIT_CODES = """\
+exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
+"""
+DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
+RISK_KEYS = ("model", "data", "shadow", "size", "channels", "shadow_models", "shadow_epochs", "protocol", "seed")
+COMPARE_KEYS = tuple(key for key in RULES if key not in ("method",))
+TRAIN_KEYS = tuple(key for key in RULES if not key.startswith("shadow_") and key != "protocol")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What it parses carries the name of the command as `command`."""
+    top = Parser(
+        prog="lmdp",
+        description=DESCRIPTION,
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    demo = _command(commands, "demo", "the whole flow on data that installs with the package")
+    demo.add_argument("--out", type=Path, help="folder for the result (default: runs/demo, or the next that is free)")
+    demo.add_argument("--resume", action="store_true", help="continue the demo in --out")
+    demo.add_argument("--methods", default=DEMO_METHODS, help="comma-separated (default: %(default)s)")
+    _options(demo, COMPARE_KEYS)
+
+    risk = _command(commands, "risk", "measure on public data which layers give membership away")
+    risk.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the risk profile")
+    risk.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
+    _options(risk, RISK_KEYS)
+
+    train = _command(commands, "train", "train a model with differential privacy")
+    train.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; must not hold a run yet")
+    train.add_argument("--resume", action="store_true", help="continue the run in DIR")
+    train.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
+    _options(train, TRAIN_KEYS)
+
+    audit = _command(commands, "audit", "attack a trained model, layer by layer (computed on private data)")
+    audit.add_argument(
+        "target", metavar="DIR", type=Path, help="run folder, or an .npz of embeddings (member, nonmember)"
+    )
+    audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
+    audit.add_argument("--epsilon", action="store_true", help="also bound the epsilon of the training from below")
+    audit.add_argument(
+        "--runs", type=int, default=1000, help="trainings per bound by repetition (default: %(default)s)"
+    )
+    audit.add_argument("--nonmembers", metavar="SPEC", help="examples that were not (default: the run's test data)")
+
+    compare = _command(commands, "compare", "train and audit several methods at the same epsilon")
+    compare.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or a .toml file")
+    compare.add_argument("--methods", default=COMPARE_METHODS, help="comma-separated (default: %(default)s)")
+    compare.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for runs and report")
+    compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR")
+    _options(compare, COMPARE_KEYS)
+
+    reproduce = _command(commands, "reproduce", "the paper's tables and figures beside its numbers")
+    reproduce.add_argument("what", nargs="?", default="all")
+    reproduce.add_argument("--out", type=Path)
+
+    bench = _command(commands, "bench", "speed and memory against non-private SGD and Opacus, in one run")
+    bench.add_argument("--models", help="comma-separated, of s-cnn, d-cnn, resnet18, vgg16, transformer (default: all)")
+    bench.add_argument("--steps", type=int, default=9, help="steps timed of every contender (default: %(default)s)")
+    bench.add_argument("--only", default="", help="comma-separated parts of contenders' names; SGD is always in")
+    bench.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process each")
+    bench.add_argument("--channels-last", action="store_true", help="measure images in channels_last, SGD too")
+    other = bench.add_mutually_exclusive_group()
+    other.add_argument("--growth", action="store_true", help="larger batches, models, sequences; the rest of the loop")
+    other.add_argument(
+        "--plan", action="store_true", help="print which rule every module uses (default: d-cnn, transformer)"
+    )
+    bench.add_argument("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg, or growth.json")
+    return top
+
+
+def config_of(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
+    """The recipe, overridden by the command line."""
+    values = recipe(recipe_name) if recipe_name else {}
+    for name, text in vars(arguments).items():
+        key = name.removeprefix("key_")
+        if name.startswith("key_") and text is not None:
+            values[key] = RULES[key].parse(f"--{key.replace('_', '-')}", text)
+    return Config.of(values, recipe_name or "configuration")
+
+
+def words_of(text: str) -> list[str]:
+    """What is separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def methods_of(text: str) -> list[str]:
+    """Names of methods, each once."""
+    methods = words_of(text)
+    unknown = [name for name in methods if name not in METHODS]
+    if unknown or not methods or len(set(methods)) < len(methods):
+        raise ValueError(
+            f"--methods is {text!r}; it must be a comma-separated choice of {', '.join(METHODS)}, each once"
+        )
+    return methods
+
+
+def _command(commands: Any, name: str, help: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument("--quiet", action="store_true", help="print the result only")
+    command.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    return command
+
+
+def _options(command: argparse.ArgumentParser, keys: Sequence[str]) -> None:
+    """One option per configuration key; what is not given comes from the recipe, or is the default."""
+    group = command.add_argument_group("configuration (each overrides the recipe)")
+    for key in keys:
+        rule = RULES[key]
+        default = Config.__dataclass_fields__[key].default
+        allowed = f": {', '.join(rule.choices)}" if rule.choices else ""
+        shown = "" if default is None else f" (default: {default})"
+        group.add_argument(
+            f"--{key.replace('_', '-')}",
+            dest=f"key_{key}",
+            metavar={str: "NAME", int: "N", float: "X"}[rule.kind],
+            help=f"{rule.help}{allowed}{shown}".replace("%", "%%"),
+        )
+
+
+def _epilog() -> str:
+    """Every reader with its options, and the exit codes."""
+    width = max(len(reader.spec) for reader in READERS.values())
+    lines = ["data SPECs (options follow a question mark; what is downloaded is kept in the cache folder):"]
+    for reader in READERS.values():
+        options = f" ({', '.join(f'{option}=' for option in reader.options)})" if reader.options else ""
+        lines.append(f"  {reader.spec:{width}}  {reader.help}{options}")
+    lines.append(f"  {'all of them':{width}}  {', '.join(f'{option}=' for option in GENERAL)}")
+    return "\n".join([*lines, "", EXIT_CODES])
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from lmdp import __version__
+
+        parser.exit(0, f"lmdp {__version__}\n")
