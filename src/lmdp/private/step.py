@@ -151,10 +151,8 @@ class PrivateStep:
         return torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
 
     def _view(self, sums: Sums) -> BatchView:
-        norms, C = self._norms(sums), self.clipping.clip_norm
-        return batch_view(
-            norms, C, sums.clipped, sums.raw if self.source.reads_sums else {}, sums.examples, self.capture
-        )
+        raw = sums.raw if self.source.reads_sums else None
+        return batch_view(self._norms(sums), self.clipping.clip_norm, sums.clipped, raw, sums.examples, self.capture)
 
     def _record(self, sums: Sums, w: Tensor) -> StepRecord:
         norms, squared = self._norms(sums), 0.0
@@ -202,12 +200,12 @@ def batch_view(
     norms: Tensor,
     clip_norm: float,
     clipped: dict[str, Tensor],
-    raw: dict[str, Tensor],
+    raw: dict[str, Tensor] | None,
     examples: int,
     capture: Capture,
 ) -> BatchView:
-    """Norms, and per layer |u|² and u · mean gradient where raw sums were kept."""
-    if not raw:
+    """Norms, and per layer |u|² and u · mean gradient where raw sums were kept (0 for an empty batch)."""
+    if raw is None:
         return BatchView(norms, clip_norm)
     squared, dot = torch.zeros(2, len(capture.layers), dtype=torch.float64)
     for name, u in clipped.items():
