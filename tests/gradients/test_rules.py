@@ -376,7 +376,7 @@ def test_repeated_positions_never_make_a_gram_norm_too_small(positions: int) -> 
 def test_a_tiny_input_and_a_huge_gradient_are_measured_or_removed(positions: int) -> None:
     """Their squares leave float32 although their product, the gradient, does not."""
     x, g = torch.full((3, positions, 8), 2.6e-23), torch.full((3, positions, 4), 2e22)
-    use = Use(nn.Linear(8, 4), frozenset({"weight"}), (x,), {}, (), (g,), 3, prefers_gram=lambda _: True)
+    use = Use(nn.Linear(8, 4), frozenset({"weight"}), x, g, 3, (x,), {}, (), (g,), prefers_gram=lambda _: True)
     norms = rule_for(use.module).piece(use).squared_norms[""].sqrt()
     exact = positions * float(x[0, 0].double().norm() * g[0, 0].double().norm())
     assert ((norms >= exact * (1 - 1e-6)) | norms.isinf()).all()

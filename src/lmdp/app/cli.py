@@ -92,9 +92,9 @@ def _risk(arguments: Namespace, show: Show) -> Result:
 
 def _train(arguments: Namespace, show: Show) -> Result:
     config = config_of(arguments, arguments.recipe or _saved_recipe(arguments))
-    from lmdp.private import PrivacyStatement
     from lmdp.app import pipeline
     from lmdp.app.reports import summary
+    from lmdp.private import PrivacyStatement
 
     folder = pipeline.train(config, arguments.out, show, command=arguments.command_line, resume=arguments.resume)
     privacy = json.loads((folder / "privacy.json").read_text())

@@ -17,7 +17,6 @@ Read in this order:
     generic    any other module, by `torch.func`
     rows       norms and sums of the rows that rules form
     compiled   inner loops in C, where there is a compiler
-    precision  full precision while norms and sums are formed
     batch      the gradients of a batch: squared_norms, weighted_sums, without
 """
 

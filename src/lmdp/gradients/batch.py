@@ -37,7 +37,7 @@ class PerExampleGradients:
 
     def squared_norms(self, layers: LayerMap) -> Tensor:
         """[B, L], in float64."""
-        columns: list[Tensor | None] = [None] * len(layers)
+        columns: list[Tensor | None] = [None] * len(layers.layers)
 
         def add(name: str, column: Tensor) -> None:
             at = layers.index[name]

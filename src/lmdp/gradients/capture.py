@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients import generic
-from lmdp.gradients.attach import Attachment, Watcher, is_look
+from lmdp.gradients.attach import Attachment, Watcher, full_precision, is_look
 from lmdp.gradients.batch import NamedPiece, PerExampleGradients
-from lmdp.gradients.contract import Owner, Piece, Use
+from lmdp.gradients.contract import Owner, Piece, Use, float_tensors, is_float
 from lmdp.gradients.plan import Choices, Plan, owners_of
-from lmdp.gradients.precision import full_precision
+from lmdp.gradients.rows import output_batch_dim
 from lmdp.layers import LayerMap
 
 
@@ -89,17 +88,19 @@ class Call:
     def use(self, tensors: tuple[Tensor, ...], outputs: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
         precise = [self._precise(tensor) for tensor in tensors]
         args, kwargs = (tuple(precise), {}) if self.spec is None else self._arranged(precise)
-        first = next((tensor for tensor in precise if tensor.dim() > 0), None)
+        gradients = tuple(self._precise(g) for g in output_grads)
         return Use(
-            self.owner.module,
-            self.owner.trainable,
-            args,
-            kwargs,
-            outputs,
-            tuple(self._precise(g) for g in output_grads),
-            first.shape[0] if first is not None else -1,
-            self.rng_state,
-            functools.partial(self.capture.choices.prefers_gram, self.owner.name),
+            module=self.owner.module,
+            trainable=self.owner.trainable,
+            input=cast(Tensor, args[0] if args else kwargs.get("input")),
+            output_grad=gradients[0],
+            batch_size=next((len(tensor) for tensor in precise if tensor.dim() > 0), -1),
+            args=args,
+            kwargs=kwargs,
+            outputs=outputs,
+            output_grads=gradients,
+            rng_state=self.rng_state,
+            prefers_gram=functools.partial(self.capture.choices.prefers_gram, self.owner.name),
         )
 
     def _arranged(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -245,11 +246,11 @@ class Capture:
         """The same output, made to report its gradient."""
         root = self._pass.root
         if type(output) is Tensor and not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most layers
-            if not generic.is_float(output):
+            if not is_float(output):
                 return output
             call = Call(self, owner, self._pass, root, None, [], [0], rng_state)
             return _HandOver.apply(call, self._anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
-        outputs = generic.float_tensors(output)
+        outputs = float_tensors(output)
         _refuse_hidden_tensors(owner, output)
         if not outputs:
             return output
@@ -259,7 +260,7 @@ class Capture:
         call = Call(self, owner, self._pass, root, spec, rest, slots, rng_state)
         inputs = [leaves[i] for i in slots]
         reporting = iter(_HandOver.apply(call, self._anchor, len(slots), *inputs, *outputs))  # type: ignore[no-untyped-call]
-        return pytree.tree_map(lambda leaf: next(reporting) if generic.is_float(leaf) else leaf, output)
+        return pytree.tree_map(lambda leaf: next(reporting) if is_float(leaf) else leaf, output)
 
     # -- while backward() runs ---------------------------------------------------------------------------------------
 
@@ -370,7 +371,7 @@ def _batch_size(call: Call, use: Use, before: int | None) -> int:
     """How many examples a call is about; refused where its rows are not the batch's examples."""
     size = use.batch_size if call.root is None or call.root.batch_size is None else call.root.batch_size
     shapes = [tuple(g.shape) for g in use.output_grads]
-    dims = [generic.output_batch_dim(use.module, i) for i in range(len(shapes))]
+    dims = [output_batch_dim(use.module, i) for i in range(len(shapes))]
     if use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
         parent = call.owner.name.rpartition(".")[0]  # no sizes below: that of a batch is private
         raise ValueError(

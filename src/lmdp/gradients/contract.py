@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
@@ -29,44 +30,14 @@ class Sizes:
     batch_size: int
     bytes_each: int = 4
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """All but the batch."""
-        return self.positions, self.features, self.weights, self.factors
-
-    @property
-    def gram_work(self) -> int:
-        """Two T x T Gram matrices and a few passes over them. Constants fitted on CPU, in multiply-adds."""
-        return self.positions**2 * (self.features + 300)
-
-    @property
-    def formed_work(self) -> int:
-        """Every per-example weight is written, read for the norm and read again for the sum: little while in cache."""
-        return (60 if self.weights > IN_CACHE else 5) * self.weights
-
-    @property
-    def extra_work(self) -> int:
-        """Of the dearer rule over the cheaper one."""
-        return abs(self.gram_work - self.formed_work)
-
-    def kept(self, gram: bool) -> int:
-        """Bytes that stay until the step."""
-        return self.batch_size * self.bytes_each * (self.factors if gram else self.weights)
-
-    @property
-    def gram_is_lean(self) -> bool:
-        return self.factors < self.weights
-
-
-IN_CACHE = 2**15
-"""Weights of a layer whose gradients for a usual batch are not written to memory and read back."""
-
 
 @dataclass(frozen=True)
 class Use:
     """One call of one module: what was captured of it in the forward and in the backward pass.
 
     trainable     names of the parameters that are trained, relative to the module
+    input         the first argument: of a plain layer, the one tensor that it takes
+    output_grads  of all its outputs; `output_grad` is the first, of a plain layer the only one
     outputs       kept only for rules that run the module again
     rng_state     of torch's generator before the call, for the same rules
     prefers_gram  which of its two ways a rule with a choice is to take
@@ -74,24 +45,15 @@ class Use:
 
     module: nn.Module
     trainable: frozenset[str]
+    input: Tensor
+    output_grad: Tensor
+    batch_size: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Tensor, ...]
     output_grads: tuple[Tensor, ...]
-    batch_size: int
     rng_state: Tensor | None = None
     prefers_gram: Callable[[Sizes], bool] = lambda sizes: False
-
-    @property
-    def input(self) -> Tensor:
-        """The one tensor that a plain layer takes."""
-        value = self.args[0] if self.args else self.kwargs["input"]
-        assert isinstance(value, Tensor)
-        return value
-
-    @property
-    def output_grad(self) -> Tensor:
-        return self.output_grads[0]
 
 
 class Piece(Protocol):
@@ -173,3 +135,12 @@ class Owner:
 
     def __str__(self) -> str:
         return f"module '{self.name}' ({type(self.module).__name__})"
+
+
+def float_tensors(output: Any) -> tuple[Tensor, ...]:
+    """The differentiable tensors in a module's output, whatever it is wrapped in."""
+    return tuple(leaf for leaf in pytree.tree_leaves(output) if is_float(leaf))
+
+
+def is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()

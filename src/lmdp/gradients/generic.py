@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients.contract import Example, Piece, Rule, Use
-from lmdp.gradients.rows import Rows, Stored
+from lmdp.gradients.contract import Example, Piece, Rule, Use, float_tensors
+from lmdp.gradients.rows import Rows, Stored, output_batch_dim
 
 SHARED_ARGUMENTS = frozenset({"attn_mask", "src_mask", "tgt_mask", "mask"})
 """Keyword arguments that are shared by all examples even if their first dimension happens to be the batch size."""
@@ -57,20 +57,6 @@ def piece(use: Use) -> Piece:
         rows, again = _for_each(gradients, inputs, list(dims.values()), use.output_grads, out_dims)
     _check_replay(use, again, out_dims)
     return Stored({name: Rows.of(value.detach()) for name, value in rows.items()})
-
-
-def float_tensors(output: Any) -> tuple[Tensor, ...]:
-    """The differentiable tensors in a module's output, whatever it is wrapped in."""
-    return tuple(leaf for leaf in pytree.tree_leaves(output) if is_float(leaf))
-
-
-def is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def output_batch_dim(module: nn.Module, position: int) -> int:
-    """Which dimension of a module's output is the example: the first, except for the states of a recurrent layer."""
-    return 1 if isinstance(module, nn.RNNBase) and position > 0 else 0
 
 
 def _for_each(

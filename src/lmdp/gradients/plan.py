@@ -23,6 +23,9 @@ RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (linear.RULE, conv.RULE, embedding.RULE, *norm.RULES, generic.RULE)  # the one for any module comes last
 }
+IN_CACHE = 2**15
+"""Weights of a layer whose gradients for a usual batch are not written to memory and read back."""
+
 MOST_STORED = 2**27
 """Above this many numbers, per-example gradients of one layer are not formed if there is a leaner way."""
 
@@ -66,8 +69,27 @@ def owners_of(model: nn.Module, whole: frozenset[str]) -> list[Owner]:
 
 def by_cost(sizes: Sizes) -> bool:
     """Whether the Gram rule is the cheaper one; above a size that no layer should take, the leaner one."""
-    huge = sizes.batch_size * sizes.weights > MOST_STORED and sizes.gram_is_lean
-    return huge or sizes.gram_work < sizes.formed_work
+    huge = sizes.batch_size * sizes.weights > MOST_STORED and _gram_is_lean(sizes)
+    return huge or _gram_work(sizes) < _formed_work(sizes)
+
+
+def _gram_work(sizes: Sizes) -> int:
+    """Two T x T Gram matrices and a few passes over them. Constants fitted on CPU, in multiply-adds."""
+    return sizes.positions**2 * (sizes.features + 300)
+
+
+def _formed_work(sizes: Sizes) -> int:
+    """Every per-example weight is written, read for the norm and read again for the sum: little while in cache."""
+    return (60 if sizes.weights > IN_CACHE else 5) * sizes.weights
+
+
+def _gram_is_lean(sizes: Sizes) -> bool:
+    return sizes.factors < sizes.weights
+
+
+def _kept(sizes: Sizes, gram: bool) -> int:
+    """Bytes that stay until the step."""
+    return sizes.batch_size * sizes.bytes_each * (sizes.factors if gram else sizes.weights)
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
@@ -83,7 +105,7 @@ class Choice:
 
     @classmethod
     def by_cost(cls, sizes: Sizes) -> Choice:
-        gram, work = by_cost(sizes), (sizes.gram_work / 1e6, sizes.formed_work / 1e6)
+        gram, work = by_cost(sizes), (_gram_work(sizes) / 1e6, _formed_work(sizes) / 1e6)
         if gram and work[0] >= work[1]:
             return cls(sizes, gram, f"{sizes.weights} weights for every example of a batch are too many to keep")
         sign = "<" if gram else ">="
@@ -91,12 +113,22 @@ class Choice:
 
     @property
     def kept(self) -> int:
-        return self.sizes.kept(self.gram)
+        return _kept(self.sizes, self.gram)
 
     @property
     def saving(self) -> int:
         """Bytes that the other way would save."""
-        return self.kept - self.sizes.kept(not self.gram)
+        return self.kept - _kept(self.sizes, not self.gram)
+
+    @property
+    def extra_work(self) -> int:
+        """Of the dearer rule over the cheaper one."""
+        return abs(_gram_work(self.sizes) - _formed_work(self.sizes))
+
+    def is_for(self, sizes: Sizes) -> bool:
+        """Whether these are the sizes that it was made for, but for the batch."""
+        mine = (self.sizes.positions, self.sizes.features, self.sizes.weights, self.sizes.factors)
+        return mine == (sizes.positions, sizes.features, sizes.weights, sizes.factors)
 
 
 @dataclass
@@ -123,12 +155,12 @@ class Choices:
 
     def prefers_gram(self, name: str, sizes: Sizes) -> bool:
         before = self.by_name.get(name)
-        if before is None or before.sizes.shape != sizes.shape:
+        if before is None or not before.is_for(sizes):
             self._settled_for = 0
         elif self.memory_budget is not None or before.sizes.batch_size == sizes.batch_size:
             return before.gram
         if self.memory_budget is not None:
-            choice = Choice(sizes, sizes.gram_is_lean, "the lean rule, until all layers have been seen")
+            choice = Choice(sizes, _gram_is_lean(sizes), "the lean rule, until all layers have been seen")
         else:
             choice = Choice.by_cost(sizes)
         self.by_name[name] = choice
@@ -138,15 +170,15 @@ class Choices:
         """Every layer on its cheaper rule; then, where that is not lean, by work per byte saved until the sum fits."""
         for name, choice in self.by_name.items():
             self.by_name[name] = Choice.by_cost(replace(choice.sizes, batch_size=batch_size))
-        movable = [c for c in self.by_name.values() if c.gram != c.sizes.gram_is_lean]
-        movable.sort(key=lambda c: c.sizes.extra_work / max(1, c.saving))
+        movable = [c for c in self.by_name.values() if c.gram != _gram_is_lean(c.sizes)]
+        movable.sort(key=lambda c: c.extra_work / max(1, c.saving))
         for choice in movable:
             if self.kept <= budget:
                 break
             sizes, saved = choice.sizes, choice.saving / 2**10 / batch_size
             # Of the cheaper rule, with forward, input gradient and weight gradient.
-            whole = min(sizes.gram_work, sizes.formed_work) + 3 * sizes.positions * sizes.weights
-            more = 100 * sizes.extra_work / max(1, whole)
+            whole = min(_gram_work(sizes), _formed_work(sizes)) + 3 * sizes.positions * sizes.weights
+            more = 100 * choice.extra_work / max(1, whole)
             choice.gram = not choice.gram
             choice.reason = (
                 f"memory budget: saves {saved:.1f} kB an example for about {more:.0f} % more work in this layer"

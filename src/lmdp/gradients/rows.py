@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,11 @@ def even_run(width: int, longest: int) -> int:
 
 SHORT, LONG = 2**11, 2**14
 """Entries of a row that are added up at a time, for a norm; that one thread works on at a time, for a sum."""
+
+
+def output_batch_dim(module: nn.Module, position: int) -> int:
+    """Which dimension of a module's output is the example: the first, except for the states of a recurrent layer."""
+    return 1 if isinstance(module, nn.RNNBase) and position > 0 else 0
 
 
 def zero_rows(tensor: Tensor, dropped: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lmdp.accounting import Mechanism
 from lmdp.gradients import Capture, PerExampleGradients
-from lmdp.gradients.precision import full_precision
+from lmdp.gradients.attach import full_precision
 from lmdp.gradients.rows import dot_product, norm_floor
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.diagnostics import Diagnostics, StepRecord
@@ -145,7 +145,7 @@ class PrivateStep:
                 self.options.diagnostics.add(self._record(sums, w))
 
     def _fresh(self) -> Sums:
-        return Sums({}, {}, torch.zeros(len(self.capture.layers), dtype=torch.float64), [])
+        return Sums({}, {}, torch.zeros(len(self.capture.layers.layers), dtype=torch.float64), [])
 
     def _norms(self, sums: Sums) -> Tensor:
         return torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
@@ -207,7 +207,7 @@ def batch_view(
     """Norms, and per layer |u|² and u · mean gradient where raw sums were kept (0 for an empty batch)."""
     if raw is None:
         return BatchView(norms, clip_norm)
-    squared, dot = torch.zeros(2, len(capture.layers), dtype=torch.float64)
+    squared, dot = torch.zeros(2, len(capture.layers.layers), dtype=torch.float64)
     for name, u in clipped.items():
         at = capture.layers.index[name]
         squared[at] += dot_product(u, u) / examples**2
