@@ -15,15 +15,14 @@ from lmdp.app import training
 from lmdp.app.config import Config
 from lmdp.app.progress import Show
 from lmdp.app.runs import RunFolder, load_model, write, write_json
+from lmdp.audit.model import audit as audit_model
+from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import Images, Source, load
 from lmdp.data.records import read_object
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
-from lmdp.membership.instrument import audit as audit_model
-from lmdp.membership.instrument import audit_embeddings
-from lmdp.membership.representations import evaluation
-from lmdp.models import build
+from lmdp.models import build, evaluation
 from lmdp.report import Story, Trained, figures, render
 from lmdp.risk import RiskProfile, estimate_risk
 from lmdp.risk.shadow import Schedule

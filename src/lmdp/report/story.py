@@ -11,8 +11,7 @@ from lmdp.report.page import render
 from lmdp.report.verdict import verdict
 
 if TYPE_CHECKING:
-    from lmdp.audit.epsilon import EpsilonBound
-    from lmdp.audit.results import AuditReport
+    from lmdp.report.drawn import Audit, Bound
     from lmdp.risk.profile import RiskProfile
 
 __all__ = ["Story", "Trained", "figures", "render", "verdict"]
@@ -31,7 +30,7 @@ class Trained:
     method: str
     metrics: tuple[Mapping[str, Any], ...] = ()
     privacy: Mapping[str, Any] | None = None
-    audit: AuditReport | None = None
+    audit: Audit | None = None
     test_examples: int | None = None
 
 
@@ -47,4 +46,4 @@ class Story:
     config: Mapping[str, Any] = field(default_factory=dict)
     made: str = ""
     version: str = ""
-    bounds: tuple[EpsilonBound, ...] = ()
+    bounds: tuple[Bound, ...] = ()

@@ -20,7 +20,7 @@ from typing import Any
 from lmdp.app.config import Config
 from lmdp.app.runs.checkpoint import Checkpoint, decode, encode
 from lmdp.app.runs.files import unfinished, write
-from lmdp.data.records import Fields
+from lmdp.data.records import Count, field_of, read_object
 
 Say = Callable[[str], None]
 _CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
@@ -157,7 +157,10 @@ class RunFolder:
     def _stated(self) -> int:
         """The steps that the privacy statement counts: it is written before anything that they paid for."""
         path = self / "privacy.json"
-        return Fields.load(path, "a privacy statement").integer("steps", 0) if path.exists() else 0
+        if not path.exists():
+            return 0
+        steps: int = field_of(read_object(path, "a privacy statement"), "steps", Count, str(path))
+        return steps
 
     def _last_step_in_metrics(self) -> int:
         steps = [row.get("step") for row in self.metrics()]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lmdp.audit.neighbours.compare import judge
+from lmdp.audit.neighbours.compare import compare
 from lmdp.audit.neighbours.result import Finding, NeighbourReport
 from lmdp.audit.neighbours.training import StagedEngine, Train, as_dataset, content, heard, same_randomness, with_places
 from lmdp.private.noise import Noise
@@ -55,7 +55,7 @@ def check_neighbours(
     if leader.error is not None and all(record.error == leader.error for record in records):
         assert leader.raised is not None
         raise leader.raised
-    return judge({record.name: record for record in records}, tolerance)
+    return compare({record.name: record for record in records}, tolerance)
 
 
 @dataclass(frozen=True)
