@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import lmdp
 from lmdp.accounting import Mechanism
+from lmdp.audit.canaries import Slate
 from lmdp.methods import METHODS
 from lmdp.private.step import PrivateStep
 from tests.audit.trainings import CNN, Block, examples, outliers, plain, resnet, training
-from tests.private.probe import Probe
 from tests.tables import certified
 
 MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
@@ -91,7 +91,7 @@ def test_weights_from_the_batch_move_a_large_batch_by_many_times_the_sensitivity
     outlier = torch.tensor([[1e6] * 3, [1.0] * 3], dtype=torch.float64)
 
     def train(engine: lmdp.PrivacyEngine, dataset: Any, weights: str = "batch") -> None:
-        model = Probe(layers=2).double()
+        model = Slate(layers=2, width=3).double()
         _, optimizer, loader = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),

@@ -57,9 +57,9 @@ def attack(parser: Parser, number: int, folder: Path, keep: Path) -> str:
         return outcome(parser, raw, folder)
     except (Exception, Strayed) as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        found = keep / f"{number}-{parser.name}"
-        found.write_bytes(raw)
-        print(f"{parser.name}, input {number}: {type(error).__name__}: {error}; kept as {found}")  # noqa: T201
+        culprit = keep / f"{number}-{parser.name}"
+        culprit.write_bytes(raw)
+        print(f"{parser.name}, input {number}: {type(error).__name__}: {error}; kept as {culprit}")  # noqa: T201
         traceback.print_exc(limit=-3, file=sys.stdout)
         return f"FAILED {type(error).__name__}"
     finally:
@@ -76,8 +76,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     table = [parser for parser in parsers() if chosen.only in parser.name]
     each, failed = -(-chosen.inputs // len(table)), 0
-    with tempfile.TemporaryDirectory() as made:
-        sandbox = Path(made).resolve()
+    with tempfile.TemporaryDirectory() as folder_name:
+        sandbox = Path(folder_name).resolve()
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         fence(sandbox)
         for parser in table:

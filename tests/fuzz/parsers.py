@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,11 +19,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lmdp.accounting import PrivacyStatement
 from lmdp.app import reports
+from lmdp.app.bounds import load_bounds
 from lmdp.app.config import Config
 from lmdp.app.runs import Checkpoint, RunFolder, load_model
 from lmdp.app.runs import checkpoint as checkpoints
+from lmdp.audit import EpsilonBound
+from lmdp.audit.model import read_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import load
 from lmdp.data.celeba import read_attribute, read_partition
@@ -34,9 +37,10 @@ from lmdp.data.idx import _unpacked, parse_idx
 from lmdp.data.records import read_object
 from lmdp.data.svhn import parse_mat
 from lmdp.layers import LayerMap, error_rates_for
-from lmdp.membership.instrument import read_embeddings
+from lmdp.private import PrivacyStatement
 from lmdp.report import render
 from lmdp.report.audit_page import render as render_audit
+from lmdp.report.epsilon import figure
 from lmdp.risk import RiskProfile
 from tests.data import files
 from tests.fuzz import mutate as m
@@ -126,6 +130,16 @@ def read_privacy(path: Path) -> object:
     return str(statement)
 
 
+def a_bound() -> EpsilonBound:
+    details = {"threshold": 0.5, "false_positives": 3}
+    return EpsilonBound(math.inf, 0.4, 1e-5, 0.95, "repeated", "dirac", 1, 100, "dpsgd", "rdp", details)
+
+
+def read_bounds(path: Path) -> object:
+    bounds = load_bounds(path)
+    return figure(bounds), [bound.to_dict() for bound in bounds]
+
+
 @functools.cache
 def a_checkpoint() -> bytes:
     engine, model, optimizer, _ = private(method="lm")
@@ -133,13 +147,13 @@ def a_checkpoint() -> bytes:
     return checkpoints.encode(Checkpoint(5, model.state_dict(), optimizer.state_dict(), engine.state_dict(), rows))
 
 
-def resigned(chance: random.Random, raw: bytes) -> bytes:
+def resigned(rng: random.Random, raw: bytes) -> bytes:
     """A checkpoint with other content and a digest that fits it: not damage, but forgery."""
-    if chance.random() < 0.3:
-        return m.by_safetensors(chance, raw)
+    if rng.random() < 0.3:
+        return m.by_safetensors(rng, raw)
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
-    header["__metadata__"]["state"] = m.by_json(chance, header["__metadata__"]["state"].encode()).decode(
+    header["__metadata__"]["state"] = m.by_json(rng, header["__metadata__"]["state"].encode()).decode(
         "utf-8", "replace"
     )
     from safetensors.torch import load as load_tensors
@@ -151,11 +165,11 @@ def resigned(chance: random.Random, raw: bytes) -> bytes:
 
 def read_checkpoint(path: Path) -> object:
     """As far as a resumed training takes it in."""
-    found = checkpoints.decode(path.read_bytes(), str(path))
+    checkpoint = checkpoints.decode(path.read_bytes(), str(path))
     engine, model, optimizer, _ = private(method="lm")
     from lmdp.app.training import restore
 
-    restore(found, model, optimizer, engine)
+    restore(checkpoint, model, optimizer, engine)
     return engine.privacy_statement(1e-5)
 
 
@@ -181,12 +195,12 @@ def a_run() -> dict[str, bytes]:
 KINDS: dict[str, m.Mutate] = {"toml": m.by_toml, "jsonl": m.by_json_lines, "json": m.by_json}
 
 
-def mutated_run(chance: random.Random, _: bytes) -> bytes:
+def mutated_run(rng: random.Random, _: bytes) -> bytes:
     """One file of a run folder mutated; packed as JSON, for `read_run` to lay out."""
     held = dict(a_run())
-    for name in chance.sample(sorted(held), chance.choice([1, 1, 2])):
-        held[name] = KINDS[name.split(".")[1]](chance, held[name])
-        if chance.random() < 0.05:
+    for name in rng.sample(sorted(held), rng.choice([1, 1, 2])):
+        held[name] = KINDS[name.split(".")[1]](rng, held[name])
+        if rng.random() < 0.05:
             del held[name]
     return json.dumps({name: data.decode("latin1") for name, data in held.items()}).encode()
 
@@ -209,9 +223,9 @@ def read_metrics(path: Path) -> object:
     folder = RunFolder(path.parent)
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints/step-00000005.safetensors").write_bytes(a_checkpoint())
-    found = folder.latest(lambda _: None)
-    assert found is not None
-    assert found.step >= 5
+    checkpoint = folder.latest(lambda _: None)
+    assert checkpoint is not None
+    assert checkpoint.step >= 5
     return folder.metrics()
 
 
@@ -239,6 +253,7 @@ def parsers() -> tuple[Parser, ...]:
         Parser("config.toml", run["config.toml"], m.by_toml, read_config),
         Parser("audit.json", run["audit.json"], m.by_json, read_audit),
         Parser("privacy.json", run["privacy.json"], m.by_json, read_privacy),
+        Parser("epsilon.json", json.dumps([a_bound().to_dict()] * 2).encode(), m.by_json, read_bounds),
         Parser("rows.jsonl", run["metrics.jsonl"], m.by_json_lines, read_metrics),
         Parser("folder.json", b"", mutated_run, read_run),
         Parser("checkpoint.safetensors", a_checkpoint(), resigned, read_checkpoint),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmdp.membership.calibration import CALIBRATIONS, averaged, calibrated, likelihood_ratio, relative
+from lmdp.membership.calibration import CALIBRATIONS, Calibration, averaged, calibrated
 from lmdp.risk.shadow import halves
 
 
@@ -44,20 +44,31 @@ def test_without_a_leak_calibration_finds_none() -> None:
 
 def test_two_models_are_enough_to_calibrate_at_all() -> None:
     scores, member = world(2)
-    for method in (relative, likelihood_ratio):
-        assert np.isfinite(method(scores[0], scores[1:], member[1:])).all()
+    for calibration in CALIBRATIONS.values():
+        assert np.isfinite(calibration.calibrate(scores[0], scores[1:], member[1:])).all(), calibration.name
 
 
 @pytest.mark.parametrize("models", [2, 4, 8])
 def test_who_is_in_the_reference_models_tells_nothing_about_the_attacked_one(models: int) -> None:
     """Without a leak no calibration may find one. Halves in opposite pairs fail this by far: where scores are noise, an
     example is far from its own score in the one reference, whose group is then known."""
-    found = []
+    deviations = []
     for seed in range(12):
         scores, member = world(models, seed=seed, lift=0.0, spread=0.0)
-        found += [(r.metrics.auc - 0.5) / r.metrics.auc_error for r in calibrated(scores, member, seed)[:1]]
-    assert abs(np.mean(found)) < 3 / np.sqrt(12)
-    assert np.abs(found).max() < 4
+        deviations += [(r.metrics.auc - 0.5) / r.metrics.auc_error for r in calibrated(scores, member, seed)[:1]]
+    assert abs(np.mean(deviations)) < 3 / np.sqrt(12)
+    assert np.abs(deviations).max() < 4
+
+
+def test_a_calibration_that_is_added_to_the_table_is_tried_and_chosen_where_it_is_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores, member = world(4)
+    secret = Calibration("made-up", "knows the members", lambda target, scores, others: 10.0 * member[0] + target)
+    monkeypatch.setitem(CALIBRATIONS, "made-up", secret)
+    first, *_ = calibrated(scores, member, 0)
+    assert first.calibration == "made-up"
+    assert first.metrics.auc > 0.9
 
 
 def test_halves_are_halves_drawn_independently() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lmdp
-from lmdp.membership.attacks import layer_attacks
+from lmdp.membership.attacks import attacks_on
 from lmdp.membership.attacks.probe import fit_mlp
 from lmdp.membership.crossfit import cross_fit, in_sample, splits
 from lmdp.membership.evidence import Evidence, Standardiser
@@ -135,9 +135,9 @@ def test_cross_fitting_never_scores_an_example_with_an_adversary_that_saw_it() -
         memory = {row.tobytes(): bool(label) for row, label in zip(seen.features, labels)}
 
         def score(other: Evidence) -> np.ndarray:
-            known = [memory.get(row.tobytes()) for row in other.features]
-            assert known.count(None) == len(known), "an example was scored by an adversary that had seen it"
-            return np.zeros(len(known))
+            recalled = [memory.get(row.tobytes()) for row in other.features]
+            assert recalled.count(None) == len(recalled), "an example was scored by an adversary that had seen it"
+            return np.zeros(len(recalled))
 
         return score
 
@@ -167,10 +167,10 @@ def test_ill_units_do_not_break_an_attack_nor_hide_the_others(fault: str) -> Non
     if fault in ("nan", "inf", "huge"):
         features[::7, 4] = features[0, 3]
     evidence = Evidence(features, np.arange(400) % 3, np.stack([features, features * 1.1], axis=1))
-    for name, attack in layer_attacks(evidence).items():
+    for name, attack in attacks_on(evidence).items():
         scores = attack(evidence, member, 0)(evidence)
         assert np.isfinite(scores).all(), name
-    assert cross_fit(evidence, member, layer_attacks(evidence), 0).metrics.auc > 0.85
+    assert cross_fit(evidence, member, attacks_on(evidence), 0).metrics.auc > 0.85
 
 
 def test_standardised_features_are_bounded_and_wild_values_do_not_flatten_the_rest() -> None:

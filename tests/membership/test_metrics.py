@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import beta, binomtest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from lmdp.membership.metrics import Fold, auc_and_variance, best_threshold, evaluate, roc, tpr_at
+from lmdp.membership.metrics import Fold, auc_and_variance, best_threshold, clopper_pearson, evaluate, roc, tpr_at
 
 
 def sample(seed: int, size: int = 200, shift: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
@@ -28,9 +29,19 @@ def test_auc_is_that_of_scikit_learn_with_ties(seed: int, size: int, levels: int
 
 
 def test_the_standard_error_of_the_auc_is_its_spread_over_samples() -> None:
-    found = [auc_and_variance(*sample(seed)) for seed in range(400)]
-    spread = np.std([auc for auc, _ in found])
-    assert np.mean([np.sqrt(variance) for _, variance in found]) == pytest.approx(spread, rel=0.12)
+    aucs, variances = zip(*(auc_and_variance(*sample(seed)) for seed in range(400)))
+    assert np.mean(np.sqrt(variances)) == pytest.approx(np.std(aucs), rel=0.12)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 50), (3, 50), (49, 50), (50, 50), (0, 1), (700, 1750)])
+def test_clopper_pearson_is_the_quantile_of_a_beta_and_scipys_exact_interval(count: int, total: int) -> None:
+    low, high = clopper_pearson(count, total, 0.95)
+    exact = binomtest(count, total).proportion_ci(0.95, "exact")
+    assert (low, high) == pytest.approx((exact.low, exact.high), abs=1e-12)
+    if count < total:
+        assert high == pytest.approx(float(beta.ppf(0.975, count + 1, total - count)), abs=1e-12)
+    assert (low == 0.0) is (count == 0)
+    assert (high == 1.0) is (count == total)
 
 
 def test_intervals_cover_the_truth_at_their_level() -> None:

@@ -1,4 +1,4 @@
-"""A model whose per-example gradients are its inputs, so that a test can put any gradient through the real engine."""
+"""An engine on a slate, whose per-example gradients are its inputs: a test can put any gradient through it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
-
-LAYERS, WIDTH = 4, 3
-
-
-class Probe(nn.Module):
-    """Layer l sees x[:, l] and adds its scalar product with it to the output: its gradient is x[:, l]."""
-
-    def __init__(self, layers: int = LAYERS, width: int = WIDTH) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sum(part(x[:, i]) for i, part in enumerate(self.parts))
-
-
-def total(output: Tensor, _: Any = None) -> Tensor:
-    """A loss whose gradient at every output is 1 (with loss_reduction='sum')."""
-    return output.sum()
+from lmdp.audit.canaries import Slate
 
 
 def private_probe(
     batch: Tensor, *, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, lr: float = 0.0, **options: Any
-) -> tuple[lmdp.PrivacyEngine, Probe, torch.optim.Optimizer]:
-    """An engine on a probe; expected batch size 1, so that `.grad` is the released sum itself."""
+) -> tuple[lmdp.PrivacyEngine, Slate, torch.optim.Optimizer]:
+    """An engine on a slate; expected batch size 1, so that `.grad` is the released sum itself."""
     settings = {
         "noise_multiplier": 0.0,
         "max_grad_norm": 1.0,
@@ -41,7 +24,7 @@ def private_probe(
         "criterion": lambda output, _: output.mean(),
         "seed": 0,
     }
-    model = Probe(layers=batch.shape[1], width=batch.shape[2]).to(batch.dtype)
+    model = Slate(layers=batch.shape[1], width=batch.shape[2]).to(batch.dtype)
     held = optimizer(model.parameters(), lr=lr)
     data = DataLoader(TensorDataset(torch.zeros(1, *batch.shape[1:])), batch_size=1)
     engine = lmdp.PrivacyEngine()
@@ -52,6 +35,6 @@ def private_probe(
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Tensor:
     """One ordinary iteration; the released gradient as [layers, width]."""
     optimizer.zero_grad()
-    total(model(batch)).backward()
+    model(batch).sum().backward()
     optimizer.step()
     return torch.cat([p.grad.clone() for p in model.parameters()])

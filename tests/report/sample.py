@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmdp.accounting import PrivacyStatement
-from lmdp.audit.results import AuditReport, Leak, Peak
+from lmdp.audit.results import AuditReport, Peak
+from lmdp.membership.leak import Leak
 from lmdp.report import Story, Trained
 from lmdp.risk.profile import LayerRisk, RiskProfile, ShadowSummary
 

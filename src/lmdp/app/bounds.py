@@ -18,7 +18,8 @@ from lmdp.app.runs import RunFolder, write_json
 from lmdp.audit import canaries
 from lmdp.audit.epsilon import EpsilonBound, audit_epsilon
 from lmdp.data import Source
-from lmdp.data.records import Fields
+from lmdp.data.records import Amount, field_of, read_object
+from lmdp.methods import METHODS
 from lmdp.private import PrivacyEngine
 from lmdp.risk import RiskProfile
 
@@ -29,17 +30,19 @@ MOST_CANARIES = 400
 def bound_epsilon(folder: RunFolder, source: Source, show: Show, *, runs: int) -> list[EpsilonBound]:
     """Two attacks on the run's method, weights and noise, by repeated runs; one on its own training, in one run."""
     config = Config.load(folder / "config.toml")
-    if config.method == "sgd":
-        raise ValueError("method is 'sgd', which claims no epsilon: there is nothing to bound")
-    sigma = Fields.load(folder / "privacy.json", "a privacy statement").seconds("noise_multiplier")
+    if not METHODS[config.method].private:
+        raise ValueError(f"method is {config.method!r}, which claims no epsilon: there is nothing to bound")
+    path = folder / "privacy.json"
+    sigma: float = field_of(read_object(path, "a privacy statement"), "noise_multiplier", Amount, str(path))
     with show.bar("bound epsilon", 3.0) as bar:
-        found = []
-        for number, canary in enumerate(("dirac", "tipping")):
-            found.append(_mechanism(config, sigma, canary, runs, partial(_part, bar, number)))
-        found.append(_own_training(config, folder, source, show))
+        bounds = [
+            _of_mechanism(config, sigma, canary, runs, partial(_part, bar, number))
+            for number, canary in enumerate(("dirac", "tipping"))
+        ]
+        bounds.append(_of_training(config, folder, source, show))
         bar.to(3.0)
-    write_json(folder / "epsilon.json", [bound.to_dict() for bound in found])
-    return found
+    write_json(folder / "epsilon.json", [bound.to_dict() for bound in bounds])
+    return bounds
 
 
 def _part(bar: Bar, number: int, done: int, of: int) -> None:
@@ -52,17 +55,17 @@ def load_bounds(path: Path) -> tuple[EpsilonBound, ...]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return tuple(EpsilonBound.from_dict(item) for item in content)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a list of epsilon bounds ({error})") from None
 
 
-def _mechanism(config: Config, sigma: float, canary: str, runs: int, progress: Any) -> EpsilonBound:
+def _of_mechanism(config: Config, sigma: float, canary: str, runs: int, progress: Any) -> EpsilonBound:
     """The run's method, weights and noise multiplier on gradients set by hand, two steps at a high sampling rate."""
     one, score = {
         "dirac": (canaries.dirac(LAYERS, LAYERS, 1)[0], canaries.along),
         "tipping": (canaries.tipping(LAYERS, LAYERS), canaries.tipped),
     }[canary]
-    options: dict[str, Any] = {"weights": config.weights} if config.method in ("lm", "lm-optimal") else {}
+    options: dict[str, Any] = {"weights": config.weights} if METHODS[config.method].reweighted else {}
     train = canaries.slate_training(batch_size=STEPS_AT, noise_multiplier=sigma, method=config.method, **options)
     return audit_epsilon(
         train,
@@ -76,7 +79,7 @@ def _mechanism(config: Config, sigma: float, canary: str, runs: int, progress: A
     )
 
 
-def _own_training(config: Config, folder: RunFolder, source: Source, show: Show) -> EpsilonBound:
+def _of_training(config: Config, folder: RunFolder, source: Source, show: Show) -> EpsilonBound:
     """The whole training once more, with mislabelled test examples, each in with probability 1/2."""
     if source.test is None:
         raise ValueError(f"data {source.spec!r} has no test part, from which canaries could be made")

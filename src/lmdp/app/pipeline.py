@@ -14,15 +14,14 @@ from lmdp.app.config import Config
 from lmdp.app.progress import Show
 from lmdp.app.reports import story, summary, write_report
 from lmdp.app.runs import RunFolder, load_model, write_json
+from lmdp.audit.model import audit as audit_model
+from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import Images, Source, load
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
-from lmdp.membership.instrument import audit as audit_model
-from lmdp.membership.instrument import audit_embeddings
-from lmdp.membership.representations import evaluation
 from lmdp.methods import METHODS, SOURCES
-from lmdp.models import build
+from lmdp.models import build, evaluation, fresh
 from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
 from lmdp.risk.shadow import Schedule
@@ -185,9 +184,7 @@ def compare(
 
 def fresh_model(config: Config, source: Source) -> nn.Module:
     """Untrained; the same parameters for the same seed, whatever the method, so that methods compare fairly."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed or 0)
-        model = build(config.model, source.train.shape, len(source.classes))
+    model = fresh(lambda: build(config.model, source.train.shape, len(source.classes)), config.seed or 0)
     LayerMap.of(model)  # refuses a model without trainable layers before anything long begins
     _try_out(model, config.model, source)
     return model

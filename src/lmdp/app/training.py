@@ -20,6 +20,7 @@ from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.data import EpochOrder
 from lmdp.methods import METHODS
+from lmdp.models import accuracy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 
 SECONDS_BETWEEN_EPSILONS = 2.0
@@ -209,14 +210,9 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     return [dict(row) for row in checkpoint.metrics]
 
 
-def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        parts = zip(inputs.split(500), labels.split(500))
-        right = sum(int((model(laid_out(x, model)).argmax(1) == y).sum()) for x, y in parts)
-    model.train(was_training)
-    return right / len(labels)
+def test_accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    parts = zip(inputs.split(500), labels.split(500))
+    return accuracy(model, ((laid_out(x, model), y) for x, y in parts))
 
 
 def laid_out(inputs: Tensor, model: nn.Module) -> Tensor:
@@ -252,7 +248,7 @@ def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str
         "step": job.steps,
         "epoch": job.steps / job.steps_per_epoch,
         "epsilon": job.epsilon(),
-        "test_accuracy": None if test is None else accuracy(job.model, *test),
+        "test_accuracy": None if test is None else test_accuracy(job.model, *test),
         "test_examples": None if test is None else len(test[1]),
         "layer_weights": job.layer_weights,
         "seconds": round(clock.seconds),

@@ -1,6 +1,13 @@
-"""Attacks on representations: what a trained model's layers give away about who was in its training data.
+"""Trained models under attack: what their layers give away about members, and whether the claimed epsilon holds.
 
-`lmdp.audit(model, members, nonmembers)` runs the audit; the module itself is what is called.
+`lmdp.audit(model, members, nonmembers)` runs an audit; the module itself is what is called.
+
+    model         `audit`: attack every layer of a trained model, or embeddings that a service returned
+    results       `AuditReport`: what was measured, to be saved, printed and drawn
+    canaries      examples made to be recognised, and the model on which any gradient can be set by hand
+    bounds        from guesses about canaries to a lower bound on epsilon: pure statistics
+    epsilon       `audit_epsilon`: put canaries into a training or leave them out, and bound its epsilon from below
+    neighbours/   `check_neighbours`: one whole training with and without one example
 """
 
 from __future__ import annotations
@@ -10,9 +17,10 @@ import types
 from typing import Any
 
 from lmdp.audit.epsilon import EpsilonBound, audit_epsilon
+from lmdp.audit.model import audit, audit_embeddings
 from lmdp.audit.neighbours.check import Finding, NeighbourReport, check_neighbours
-from lmdp.audit.results import AuditReport, Leak, Peak
-from lmdp.membership.instrument import audit, audit_embeddings
+from lmdp.audit.results import AuditReport, Peak
+from lmdp.membership.leak import Leak
 
 __all__ = [
     "AuditReport",

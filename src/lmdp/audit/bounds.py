@@ -12,17 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.special import bdtr, bdtrc
 
-
-def clopper_pearson_upper(errors: int, trials: int, confidence: float) -> float:
-    """The largest error rate that is compatible with so few errors, at this (one-sided) confidence."""
-    from scipy.special import betaincinv
-
-    if not 0 <= errors <= trials or trials < 1:
-        raise ValueError(
-            f"{errors} errors in {trials} trials; errors must lie between 0 and a number of trials above 0"
-        )
-    return 1.0 if errors == trials else float(betaincinv(errors + 1, trials - errors, confidence))
+from lmdp.membership.metrics import clopper_pearson
 
 
 def from_rates(
@@ -32,9 +24,13 @@ def from_rates(
 
     (epsilon, delta)-privacy forces 1 − FNR ≤ e^epsilon · FPR + delta, and the same with the two exchanged.
     """
-    each = 1 - (1 - confidence) / 2  # both rates are bounded at once
-    fpr = clopper_pearson_upper(false_positives, negatives, each)
-    fnr = clopper_pearson_upper(false_negatives, positives, each)
+    for errors, trials in ((false_positives, negatives), (false_negatives, positives)):
+        if not 0 <= errors <= trials or trials < 1:
+            raise ValueError(
+                f"{errors} errors in {trials} trials; errors must lie between 0 and a number of trials above 0"
+            )
+    _, fpr = clopper_pearson(false_positives, negatives, confidence)
+    _, fnr = clopper_pearson(false_negatives, positives, confidence)  # half of the risk each: both hold at once
     return max(0.0, _log_ratio(1 - delta - fnr, fpr), _log_ratio(1 - delta - fpr, fnr))
 
 
@@ -45,8 +41,6 @@ def p_value(*, canaries: int, guesses: int, correct: int, epsilon: float, delta:
     With delta = 0 a private mechanism does no better than randomised response: a binomial tail. Delta may add to the
     number of correct guesses rarely and much: at most 2·m·delta·max_i P[v − i ≤ binomial < v] / i.
     """
-    from scipy.special import bdtr, bdtrc
-
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
             f"{correct} correct of {guesses} guesses about {canaries} canaries; each must not exceed the next"

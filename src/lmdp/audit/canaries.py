@@ -78,9 +78,9 @@ def dirac(layers: int, width: int, number: int, *, size: float = 10.0) -> list[t
         raise ValueError(
             f"{number} canaries do not fit into layers of width {width}: the crowd has the last coordinate"
         )
-    found = torch.zeros(number, layers, width)
-    found[torch.arange(number), :, torch.arange(number)] = size
-    return [(gradient,) for gradient in found]
+    gradients = torch.zeros(number, layers, width)
+    gradients[torch.arange(number), :, torch.arange(number)] = size
+    return [(gradient,) for gradient in gradients]
 
 
 def tipping(layers: int, width: int, *, size: float = 1e6) -> tuple[Tensor]:
@@ -103,8 +103,8 @@ def tipped(slate: Slate, canary: tuple[Tensor]) -> float:
 
 def mislabelled(dataset: Any, number: int, classes: int) -> list[tuple[Tensor, Tensor]]:
     """The first examples of a dataset, each with the label that follows its own."""
-    found = [dataset[i] for i in range(number)]
-    return [(torch.as_tensor(x), (torch.as_tensor(y) + 1) % classes) for x, y in found]
+    examples = (dataset[i] for i in range(number))
+    return [(torch.as_tensor(x), (torch.as_tensor(y) + 1) % classes) for x, y in examples]
 
 
 def noise_images(like: Tensor, number: int, classes: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

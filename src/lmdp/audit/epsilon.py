@@ -8,10 +8,9 @@ A lower bound above the claimed epsilon refutes the claim. One below it proves n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from lmdp.audit.bounds import from_guesses, from_rates
 from lmdp.audit.canaries import lower_loss
 from lmdp.audit.neighbours.training import Staged, StagedEngine, Train, as_dataset, with_places
+from lmdp.data.records import AmountOrInfinity, Count, Share, decoded, encoded, one_of
 from lmdp.guards import same_randomness
 from lmdp.private import PrivacyStatement
 
@@ -36,14 +36,14 @@ MEANING = "a lower bound at or below the claimed epsilon is not a proof of the c
 class EpsilonBound:
     """At least this much epsilon, with this confidence, beside what is claimed."""
 
-    claimed: float
-    lower: float
-    delta: float
-    confidence: float
-    method: Method
+    claimed: AmountOrInfinity
+    lower: AmountOrInfinity
+    delta: Share
+    confidence: Share
+    method: Annotated[str, one_of(*get_args(Method))]
     canary: str
-    canaries: int
-    runs: int
+    canaries: Count
+    runs: Count
     training: str
     accountant: str
     details: Mapping[str, float] = field(default_factory=dict)
@@ -65,17 +65,12 @@ class EpsilonBound:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
-        values = asdict(self) | {"exceeded": self.exceeded, "verdict": self.verdict, "details": dict(self.details)}
-        return {k: "inf" if v == math.inf else v for k, v in values.items()}
+        return {**encoded(self), "exceeded": self.exceeded, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> EpsilonBound:
         """What `to_dict` made, read back; the verdict follows from the numbers and cannot be set."""
-        names = cls.__dataclass_fields__
-        if missing := sorted(name for name in names if name not in content):
-            raise ValueError(f"the epsilon bound lacks {missing}")
-        values: dict[str, Any] = {name: math.inf if content[name] == "inf" else content[name] for name in names}
-        return cls(**values)
+        return decoded(cls, content, "the epsilon bound")
 
     def __str__(self) -> str:
         return self.verdict
@@ -116,6 +111,7 @@ def audit_epsilon(
     else:
         lower, details = _one_run(game, guesses or 2 * max(1, len(canaries) // 8), delta, confidence)
     statement = game.statement(delta)
+    source = "" if statement.weight_source == "none" else f", weights {statement.weight_source}"
     return EpsilonBound(
         claimed=statement.epsilon,
         lower=lower,
@@ -125,7 +121,7 @@ def audit_epsilon(
         canary=canary or ("canary" if len(canaries) == 1 else "canaries"),
         canaries=len(canaries),
         runs=runs if method == "repeated" else 1,
-        training=_named(statement),
+        training=f"{statement.method}{source}",
         accountant=accountant,
         details=details,
     )
@@ -184,9 +180,9 @@ def _best_threshold(scores: NDArray[np.float64], present: NDArray[np.bool_], del
     def shown(threshold: float) -> float:
         return from_rates(**_errors(scores, present, threshold), delta=delta, confidence=confidence)
 
-    found = np.unique(scores)
-    between = np.append((found[1:] + found[:-1]) / 2, found[-1])
-    return float(max(between, key=shown))
+    levels = np.unique(scores)
+    thresholds = np.append((levels[1:] + levels[:-1]) / 2, levels[-1])
+    return float(max(thresholds, key=shown))
 
 
 def _errors(scores: NDArray[np.float64], present: NDArray[np.bool_], threshold: float) -> dict[str, int]:
@@ -200,8 +196,7 @@ def _errors(scores: NDArray[np.float64], present: NDArray[np.bool_], threshold: 
 
 
 def _one_run(game: _Game, guesses: int, delta: float, confidence: float) -> tuple[float, dict[str, float]]:
-    coins = torch.rand(len(game.canaries), generator=torch.Generator().manual_seed(game.seed)) < 0.5
-    present = coins.numpy()
+    present = (torch.rand(len(game.canaries), generator=torch.Generator().manual_seed(game.seed)) < 0.5).numpy()
     scores = np.nan_to_num(np.array(game.play(present.tolist(), 0)), nan=0.0)
     order = np.argsort(scores, kind="stable")
     out, into = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
@@ -227,8 +222,3 @@ def _check(
         raise ValueError(f"guesses is {guesses}; it must lie between 1 and the {len(canaries)} canaries")
     if not 0 <= delta < 1 or not 0 < confidence < 1:
         raise ValueError(f"delta is {delta} and confidence {confidence}; both must lie between 0 and 1")
-
-
-def _named(statement: PrivacyStatement) -> str:
-    source = "" if statement.weight_source == "none" else f", weights {statement.weight_source}"
-    return f"{statement.method}{source}"

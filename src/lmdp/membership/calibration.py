@@ -6,22 +6,30 @@ under the attacked model can be compared with its own scores as a member and as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmdp.membership.crossfit import FOLDS, splits
+from lmdp.membership.crossfit import splits
 from lmdp.membership.metrics import Fold, Metrics, auc_and_variance, best_threshold, evaluate
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Calibrate = Callable[[Floats, Floats, Bools], Floats]
 
 
-def raw(target: Floats, scores: Floats, member: Bools) -> Floats:
-    """No calibration: the attacked model's own score."""
-    return target
+@dataclass(frozen=True)
+class Calibration:
+    """A way to judge an example's score by its scores under other models.
+
+    calibrate   (scores under the attacked model [n], scores [K, n] under the others, who is a member of them [K, n]) →
+                calibrated scores [n]
+    """
+
+    name: str
+    help: str
+    calibrate: Callable[[Floats, Floats, Bools], Floats]
 
 
 def relative(target: Floats, scores: Floats, member: Bools) -> Floats:
@@ -40,11 +48,27 @@ def likelihood_ratio(target: Floats, scores: Floats, member: Bools) -> Floats:
     return np.asarray(log_in - log_out)
 
 
-CALIBRATIONS: dict[str, Calibrate] = {"raw": raw, "rmia": relative, "lira": likelihood_ratio}
+CALIBRATIONS: dict[str, Calibration] = {
+    calibration.name: calibration
+    for calibration in (
+        Calibration("raw", "none: the attacked model's own score", lambda target, scores, member: target),
+        Calibration("rmia", "by how much the score exceeds the average over the other models", relative),
+        Calibration("lira", "how likely the score is as a member's and as a non-member's", likelihood_ratio),
+    )
+}
+
+
+@dataclass(frozen=True)
+class CalibratedResult:
+    """What the best calibrations achieved against one attacked model, and which won most often."""
+
+    metrics: Metrics
+    folds: list[Fold]
+    calibration: str
 
 
 def calibrated(
-    scores: Floats, member: Bools, seed: int, methods: dict[str, Calibrate] = CALIBRATIONS
+    scores: Floats, member: Bools, seed: int, calibrations: Mapping[str, Calibration] = CALIBRATIONS
 ) -> list[CalibratedResult]:
     """Attack each of K models with the other K − 1 as references. `scores`, `member`: [K, n].
 
@@ -53,7 +77,7 @@ def calibrated(
     results = []
     for k in range(len(scores)):
         others = np.arange(len(scores)) != k
-        variants = {name: method(scores[k], scores[others], member[others]) for name, method in methods.items()}
+        variants = {c.name: c.calibrate(scores[k], scores[others], member[others]) for c in calibrations.values()}
         folds, wins = [], []
         for fit, choose, test in splits(member[k], seed):
             seen = np.concatenate([fit, choose])
@@ -63,14 +87,6 @@ def calibrated(
             wins.append(best)
         results.append(CalibratedResult(evaluate(folds), folds, max(set(wins), key=wins.count)))
     return results
-
-
-class CalibratedResult:
-    """One attacked model."""
-
-    def __init__(self, metrics: Metrics, folds: list[Fold], method: str) -> None:
-        assert len(folds) == FOLDS
-        self.metrics, self.folds, self.method = metrics, folds, method
 
 
 def averaged(parts: list[Metrics]) -> Metrics:
@@ -100,13 +116,13 @@ def averaged(parts: list[Metrics]) -> Metrics:
 
 def _means(scores: Floats, member: Bools) -> tuple[Floats, Floats]:
     """Per example: mean score over models that had it, and over models that had not; the overall mean where none."""
-    found = []
+    means = []
     for group in (member, ~member):
         count = group.sum(0)
         overall = float(scores[group].mean()) if group.any() else float(scores.mean())
         total = np.where(group, scores, 0.0).sum(0)
-        found.append(np.where(count > 0, total / np.maximum(count, 1), overall))
-    return found[0], found[1]
+        means.append(np.where(count > 0, total / np.maximum(count, 1), overall))
+    return means[0], means[1]
 
 
 def _pooled_variance(scores: Floats, group: Bools, mean: Floats) -> float:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from lmdp.membership.attacks import Fit, Score
-from lmdp.membership.evidence import Evidence
+from lmdp.membership.evidence import Evidence, Fit
+from lmdp.membership.leak import Leak, leak_of
 from lmdp.membership.metrics import Fold, Metrics, auc_and_variance, best_threshold, evaluate
 
 Indices = NDArray[np.int64]
@@ -35,43 +35,27 @@ class Result:
     attack: str
     wins: dict[str, int]
 
+    def leak(self, name: str) -> Leak:
+        return leak_of(name, self.metrics, self.attack, self.folds)
+
 
 def cross_fit(evidence: Evidence, member: NDArray[np.bool_], attacks: Mapping[str, Fit], seed: int) -> Result:
-    """Balanced members and non-members are expected; too few are refused."""
+    """Balanced members and non-members are expected; too few are refused. Of equal families the first is chosen."""
     require_enough(member)
     folds: list[Fold] = []
     scores = np.zeros(len(member))
     wins: Counter[str] = Counter()
     with threadpool_limits(1, "blas"):  # the matrices are so small that threads only wait for each other
         for number, (fit, choose, test) in enumerate(splits(member, seed)):
-            validation = evidence.at(choose)
-            name, score = _best(
-                attacks, evidence.at(fit), member[fit], validation, member[choose], seed * FOLDS + number
-            )
-            threshold = best_threshold(score(validation), member[choose])
-            scores[test] = score(evidence.at(test))
-            folds.append(Fold(scores[test], member[test], threshold))
-            wins[name] += 1
+            fitted, validation = evidence.at(fit), evidence.at(choose)
+            adversaries = {name: fit_on(fitted, member[fit], seed * FOLDS + number) for name, fit_on in attacks.items()}
+            tried = {name: score(validation) for name, score in adversaries.items()}
+            aucs = {name: auc_and_variance(each, member[choose])[0] for name, each in tried.items()}
+            best = max(aucs, key=aucs.__getitem__)
+            scores[test] = adversaries[best](evidence.at(test))
+            folds.append(Fold(scores[test], member[test], best_threshold(tried[best], member[choose])))
+            wins[best] += 1
     return Result(evaluate(folds), folds, scores, wins.most_common(1)[0][0], dict(wins))
-
-
-def _best(
-    attacks: Mapping[str, Fit],
-    fitted: Evidence,
-    inside: NDArray[np.bool_],
-    validation: Evidence,
-    chosen_on: NDArray[np.bool_],
-    seed: int,
-) -> tuple[str, Score]:
-    """The family that does best on the validation part, of those fitted on the other."""
-    best_auc, best = -1.0, None
-    for name, attack in attacks.items():
-        score = attack(fitted, inside, seed)
-        found, _ = auc_and_variance(score(validation), chosen_on)
-        if found > best_auc:
-            best_auc, best = found, (name, score)
-    assert best is not None
-    return best
 
 
 def in_sample(evidence: Evidence, member: NDArray[np.bool_], attack: Fit, seed: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,12 @@ class Evidence:
         )
 
 
+Score = Callable[[Evidence], NDArray[np.float64]]
+"""How much each example looks like a member."""
+Fit = Callable[[Evidence, NDArray[np.bool_], int], Score]
+"""(evidence, which examples are members, seed) → an adversary."""
+
+
 @dataclass(frozen=True)
 class Standardiser:
     """Centre and scale from the examples it was fitted on. Constant, dead, missing and wild values become harmless."""
@@ -42,14 +49,14 @@ class Standardiser:
 
     @classmethod
     def of(cls, features: Array) -> Standardiser:
-        known = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
-        some = np.isfinite(known).any(axis=0)
-        whole = np.isfinite(known).all()
+        finite = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
+        alive = np.isfinite(finite).any(axis=0)
+        whole = np.isfinite(finite).all()
         quantile = np.quantile if whole else np.nanquantile  # the latter is many times slower
         # Robust: one value of 1e30 must not flatten the rest of its column.
-        low, middle, high = np.zeros((3, known.shape[1]))
-        if some.any():
-            low[some], middle[some], high[some] = quantile(known[:, some], [0.05, 0.5, 0.95], axis=0)
+        low, middle, high = np.zeros((3, finite.shape[1]))
+        if alive.any():
+            low[alive], middle[alive], high[alive] = quantile(finite[:, alive], [0.05, 0.5, 0.95], axis=0)
         centre, spread = middle, (high - low) / 3.29
         scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-12 * (1 + np.abs(centre)))
         return cls(centre, scale)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +11,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmdp.audit.results import AuditReport, Leak, Peak
-from lmdp.data.npz import read_arrays
-from lmdp.membership.attacks import OUTPUT_ATTACKS, layer_attacks
-from lmdp.membership.crossfit import Result, cross_fit, require_enough
+from lmdp.membership.attacks import attacks_on
+from lmdp.membership.crossfit import Result, cross_fit
 from lmdp.membership.evidence import Evidence
-from lmdp.membership.examples import Examples, members_and_nonmembers
-from lmdp.membership.metrics import around
+from lmdp.membership.examples import Examples
 from lmdp.membership.representations import MEMORY_LIMIT, WIDTH, Recording, compact_inputs, record
 
 Progress = Callable[[str], None]
@@ -31,62 +25,6 @@ INPUT, UNTRAINED, OUTPUT = "(input)", "(untrained)", "(output)"
 
 def unheard(done: float) -> None:
     """For callers who do not ask how far it is."""
-
-
-def audit(
-    model: nn.Module | None,
-    members: Any,
-    nonmembers: Any,
-    *,
-    layers: Sequence[str] | None = None,
-    seed: int = 0,
-    controls: bool = True,
-    views: bool = True,
-    width: int = WIDTH,
-    memory_limit: int = MEMORY_LIMIT,
-    progress: Progress | None = None,
-    part: Part | None = None,
-) -> AuditReport:
-    """Attack every layer's representations, held out, and report what was found.
-
-    `model` is any trained module; members and non-members are datasets or (inputs, labels). With `model=None`, members
-    and non-members are embeddings themselves (arrays, or (embeddings, labels)), as a black-box API returns them.
-    `progress` is told lines of text, `part` the share of the work that is done.
-    """
-    start = time.perf_counter()
-    examples = members_and_nonmembers(members, nonmembers, seed=seed)
-    require_enough(examples.member)
-    say, part = progress or (lambda _: None), part or unheard
-    if model is None:
-        rows = examples.inputs.flatten(1).float().numpy()
-        embedding = attack(Evidence(rows, examples.label_array), examples.member, seed)
-        return _report({"embedding": embedding}, None, {}, examples, seed, start)
-    collected = collect(model, examples, layers=layers, seed=seed, views=views, width=width, memory_limit=memory_limit)
-    results = attack_layers(collected, examples.member, seed, say, lambda done: part(0.9 * done))
-    reference = attack_output(collected, examples.member, seed)
-    found = {}
-    if controls:
-        peak = max(results, key=lambda name: results[name].metrics.auc)
-        found = attack_controls(untrained_twin(model, seed), examples, peak, seed, say)
-    return _report(results, reference, found, examples, seed, start)
-
-
-def audit_embeddings(path: str | Path, **options: Any) -> AuditReport:
-    """Audit embeddings from an `.npz` file with arrays `member`, `nonmember` and optionally `member_labels`,
-    `nonmember_labels`."""
-    return audit(None, *read_embeddings(path), **options)
-
-
-def read_embeddings(path: str | Path) -> list[Any]:
-    """Members and non-members, each with its labels where the file has those of both."""
-    found = read_arrays(Path(path), ("member", "nonmember", "member_labels", "nonmember_labels"))
-    arrays = {name: array.copy() for name, array in found.items()}  # torch wants arrays that could be written to
-    if "member" not in arrays or "nonmember" not in arrays:
-        raise ValueError(f"{path} lacks arrays of embeddings; it must have 'member' and 'nonmember'")
-    both: list[Any] = [arrays["member"], arrays["nonmember"]]
-    if "member_labels" in arrays and "nonmember_labels" in arrays:
-        both = [(both[0], arrays["member_labels"]), (both[1], arrays["nonmember_labels"])]
-    return both
 
 
 def collect(
@@ -121,7 +59,7 @@ def collect(
 
 def attack(evidence: Evidence, member: NDArray[np.bool_], seed: int) -> Result:
     """All families that fit the evidence, cross-fitted, the best chosen on validation data."""
-    return cross_fit(evidence, member, layer_attacks(evidence), seed)
+    return cross_fit(evidence, member, attacks_on(evidence), seed)
 
 
 def attack_layers(
@@ -142,7 +80,7 @@ def attack_output(collected: Mapping[str, Evidence], member: NDArray[np.bool_], 
         return None
     if evidence.labels is not None and evidence.labels.max(initial=0) >= evidence.outputs.shape[1]:
         return None
-    return cross_fit(evidence, member, OUTPUT_ATTACKS, seed)
+    return cross_fit(evidence, member, attacks_on(evidence, "output"), seed)
 
 
 def attack_controls(
@@ -201,31 +139,3 @@ def _noise(spread: float, seed: int) -> Callable[[Tensor], Tensor]:
         return batch + spread * noise
 
     return alter
-
-
-def peak_of(leaks: Sequence[Leak]) -> Peak:
-    """The layer of highest AUC, with an interval at a level that allows for having looked at all of them."""
-    best = max(leaks, key=lambda leak: leak.auc)
-    return Peak(best.name, best.auc, around(best.auc, best.auc_error, 0.95 ** (1 / len(leaks))), len(leaks))
-
-
-def _report(
-    results: Mapping[str, Result],
-    reference: Result | None,
-    controls: Mapping[str, Result],
-    examples: Examples,
-    seed: int,
-    start: float,
-) -> AuditReport:
-    leaks = tuple(Leak.of(name, result) for name, result in results.items())
-    return AuditReport(
-        layers=leaks,
-        peak=peak_of(leaks),
-        reference=None if reference is None else Leak.of(OUTPUT, reference),
-        controls=tuple(Leak.of(name, result) for name, result in controls.items()),
-        members=int(examples.member.sum()),
-        nonmembers=int((~examples.member).sum()),
-        left_out=examples.dropped,
-        seed=seed,
-        seconds=time.perf_counter() - start,
-    )

@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import betaincinv
+
+from lmdp.data.records import Must, Share
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Interval = tuple[float, float]
+Interval = Annotated[tuple[Share, Share], Must("two numbers")]
 
 ENOUGH_FOR_PERMILLE = 10_000
 """TPR at 0.1 % FPR is reported only with at least this many non-members: below, it rests on a handful of them."""
-
 
 FOLD_DEPENDENCE = 1.15
 """Adversaries of different folds share most of their fitted examples and err alike. On exchangeable data the mean AUC
@@ -71,14 +74,15 @@ def evaluate(folds: Sequence[Fold], level: float = 0.95) -> Metrics:
     accuracy = (hits / positive + passes / negative) / 2
     spread = math.sqrt(_proportion_variance(hits, positive) + _proportion_variance(passes, negative)) / 2
     area, error = mean_auc(folds)
+    at_1pct = tpr_at(pooled, member, 0.01)
     return Metrics(
         accuracy=accuracy,
         accuracy_interval=around(accuracy, spread, level),
         auc=area,
         auc_interval=around(area, error, level),
         auc_error=error,
-        tpr_at_1pct=tpr_at(pooled, member, 0.01),
-        tpr_at_1pct_interval=_clopper_pearson(round(tpr_at(pooled, member, 0.01) * positive), positive, level),
+        tpr_at_1pct=at_1pct,
+        tpr_at_1pct_interval=clopper_pearson(round(at_1pct * positive), positive, level),
         tpr_at_01pct=tpr_at(pooled, member, 0.001) if negative >= ENOUGH_FOR_PERMILLE else None,
         members=positive,
         nonmembers=negative,
@@ -156,8 +160,9 @@ def _proportion_variance(count: int, total: int) -> float:
     return p * (1 - p) / (total + 4)
 
 
-def _clopper_pearson(count: int, total: int, level: float) -> Interval:
+def clopper_pearson(count: int, total: int, level: float) -> Interval:
+    """The shares that are compatible with `count` of `total`: at most (1 − level) / 2 is risked on either side."""
     tail = (1 - level) / 2
-    low = 0.0 if count == 0 else float(stats.beta.ppf(tail, count, total - count + 1))
-    high = 1.0 if count == total else float(stats.beta.ppf(1 - tail, count + 1, total - count))
+    low = 0.0 if count == 0 else float(betaincinv(count, total - count + 1, tail))
+    high = 1.0 if count == total else float(betaincinv(count + 1, total - count, 1 - tail))
     return low, high

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmdp.layers import LayerMap
+from lmdp.models import evaluation
 
 WIDTH = 192
 BATCH = 256
@@ -89,11 +90,11 @@ def record(
 
 def tap_modules(model: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:
     """Layer name → the module whose output is the layer's representation."""
-    known = {layer.name: layer.tap for layer in LayerMap.of(model, frozen=True)}
-    chosen = list(known) if layers is None else list(layers)
-    if unknown := [name for name in chosen if name not in known]:
-        raise ValueError(f"layers {unknown} are not layers of the model. It has {list(known)}.")
-    return {name: model.get_submodule(known[name]) for name in chosen}
+    taps = {layer.name: layer.tap for layer in LayerMap.of(model, frozen=True)}
+    chosen = list(taps) if layers is None else list(layers)
+    if unknown := [name for name in chosen if name not in taps]:
+        raise ValueError(f"layers {unknown} are not layers of the model. It has {list(taps)}.")
+    return {name: model.get_submodule(taps[name]) for name in chosen}
 
 
 def compact(output: Any, module: nn.Module, width: int, key: str, *, pool: bool = True) -> Tensor:
@@ -122,18 +123,6 @@ def compact_inputs(inputs: Tensor, *, width: int = WIDTH, seed: int = 0) -> NDAr
         for start in range(0, len(inputs), BATCH)
     ]
     return np.concatenate(rows)
-
-
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 from lmdp.accounting import Ledger, Mechanism
+from lmdp.data.records import MAY_BE_MISSING, AmountOrInfinity, Count, decoded, encoded
 from lmdp.gradients import Capture
 from lmdp.gradients.attach import REGISTRY
 from lmdp.guards import Independence, fingerprints, unnoised
@@ -33,19 +33,19 @@ NOT_COVERED = (
 class PrivacyStatement:
     """What a run promises, and what it does not. `to_dict()` is the content of `privacy.json`."""
 
-    epsilon: float
-    delta: float
+    epsilon: AmountOrInfinity
+    delta: AmountOrInfinity
     accountant: str
     sampling: str
-    noise_multiplier: float
-    sample_rate: float
-    expected_batch_size: float
-    steps: int
-    clip_norm: float
-    sensitivity: float
+    noise_multiplier: AmountOrInfinity
+    sample_rate: AmountOrInfinity
+    expected_batch_size: AmountOrInfinity
+    steps: Count
+    clip_norm: AmountOrInfinity
+    sensitivity: AmountOrInfinity
     method: str
     weight_source: str
-    noise_source: str = "not stated"
+    noise_source: Annotated[str, MAY_BE_MISSING] = "not stated"
     reasons: tuple[str, ...] = ()
     neighbouring_relation: str = ADD_OR_REMOVE
     not_covered: tuple[str, ...] = NOT_COVERED
@@ -72,8 +72,12 @@ class PrivacyStatement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
-        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {k: "inf" if v == math.inf else v for k, v in values.items()}
+        return dict(encoded(self))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
+        """What `to_dict` made, read back; `certified` follows from the reasons and cannot be set."""
+        return decoded(cls, content, "the privacy statement")
 
     def __str__(self) -> str:
         verdict = "certified" if self.certified else "claimed, NOT certified"

@@ -9,10 +9,10 @@ from lmdp.report.page import leakage
 from lmdp.report.svg import Style, el
 
 if TYPE_CHECKING:
-    from lmdp.audit.results import AuditReport
+    from lmdp.report.drawn import Audit
 
 
-def render(report: AuditReport) -> str:
+def render(report: Audit) -> str:
     """HTML that opens offline. Names are escaped: a layer may be called anything."""
     layers = tuple(leak.name for leak in report.layers)
     head = el(

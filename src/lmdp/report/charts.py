@@ -25,7 +25,7 @@ from lmdp.report.values import (
 )
 
 if TYPE_CHECKING:
-    from lmdp.audit.results import AuditReport
+    from lmdp.report.drawn import Audit
     from lmdp.report.story import Story, Trained
     from lmdp.risk.profile import RiskProfile
 
@@ -33,7 +33,7 @@ Chart = Callable[[Sheet], str]
 MOST_LINES = 8
 FIGURE_WIDTH = 640.0
 
-Audited = tuple[str, Style, "AuditReport"]
+Audited = tuple[str, Style, "Audit"]
 
 
 def audited(story: Story) -> list[Audited]:

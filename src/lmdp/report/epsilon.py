@@ -11,18 +11,18 @@ from lmdp.report.scales import Linear
 from lmdp.report.svg import PAPER, Sheet, Style, el, number, text_width
 
 if TYPE_CHECKING:
-    from lmdp.audit.epsilon import EpsilonBound
+    from lmdp.report.drawn import Bound
 
 ROW, WIDTH = 28.0, 640.0
 CLAIMED, LOWER, REFUTED = Style.of_model(5), Style.of_model(1), Style.of_model(0)
 
 
-def figure(bounds: Sequence[EpsilonBound]) -> str:
+def figure(bounds: Sequence[Bound]) -> str:
     """The chart as a file of its own."""
     return epsilon_bounds(Sheet(WIDTH, PAPER, "epsilon", alone=True), bounds)
 
 
-def epsilon_bounds(sheet: Sheet, bounds: Sequence[EpsilonBound]) -> str:
+def epsilon_bounds(sheet: Sheet, bounds: Sequence[Bound]) -> str:
     """A bar at what is claimed, a mark at what canaries show; a mark beyond the bar refutes the claim."""
     if not bounds:
         raise ValueError("there is no epsilon bound to draw; pass at least 1")
@@ -47,7 +47,7 @@ def epsilon_bounds(sheet: Sheet, bounds: Sequence[EpsilonBound]) -> str:
     return sheet.svg(frame.bottom + 44, "Claimed epsilon and lower bounds", description, legend, *parts)
 
 
-def _row(sheet: Sheet, frame: Frame, x: Linear, name: str, bound: EpsilonBound, y: float) -> str:
+def _row(sheet: Sheet, frame: Frame, x: Linear, name: str, bound: Bound, y: float) -> str:
     style = REFUTED if bound.exceeded else LOWER
     between = f"M{number(x(bound.lower))} {number(y)}H{number(x(bound.claimed))}"
     claimed = sheet.symbol(CLAIMED, x(bound.claimed), y, 1.0)

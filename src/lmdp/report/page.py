@@ -15,8 +15,8 @@ from lmdp.report.values import accuracy, peak, small
 from lmdp.report.verdict import verdict
 
 if TYPE_CHECKING:
-    from lmdp.audit.epsilon import EpsilonBound
     from lmdp.report.charts import Audited
+    from lmdp.report.drawn import Bound
     from lmdp.report.roc import Limit
     from lmdp.report.story import Story, Trained
     from lmdp.risk.profile import RiskProfile
@@ -184,7 +184,7 @@ def _risk(profile: RiskProfile | None) -> str:
     return section("Risk profile on public data", *parts, key="risk")
 
 
-def _bounds(bounds: Sequence[EpsilonBound]) -> str:
+def _bounds(bounds: Sequence[Bound]) -> str:
     if not bounds:
         return ""
     about = (

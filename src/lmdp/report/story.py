@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmdp.audit.epsilon import EpsilonBound
-    from lmdp.audit.results import AuditReport
+    from lmdp.report.drawn import Audit, Bound
     from lmdp.risk.profile import RiskProfile
 
 
@@ -25,7 +24,7 @@ class Trained:
     method: str
     metrics: tuple[Mapping[str, Any], ...] = ()
     privacy: Mapping[str, Any] | None = None
-    audit: AuditReport | None = None
+    audit: Audit | None = None
     test_examples: int | None = None
 
 
@@ -41,4 +40,4 @@ class Story:
     config: Mapping[str, Any] = field(default_factory=dict)
     made: str = ""
     version: str = ""
-    bounds: tuple[EpsilonBound, ...] = ()
+    bounds: tuple[Bound, ...] = ()

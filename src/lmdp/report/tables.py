@@ -20,7 +20,7 @@ from lmdp.report.values import (
 )
 
 if TYPE_CHECKING:
-    from lmdp.audit.results import AuditReport
+    from lmdp.report.drawn import Audit
     from lmdp.report.story import Story, Trained
     from lmdp.risk.profile import RiskProfile
 
@@ -34,7 +34,7 @@ def models(story: Story) -> str:
     return _table("All models", heads, (_model(trained) for trained in story.trained), wordy={3})
 
 
-def layers(models: Sequence[tuple[str, AuditReport]]) -> str:
+def layers(models: Sequence[tuple[str, Audit]]) -> str:
     """One row per layer of each model, then its reference and controls."""
     rows = (
         [*([_long(model)] if len(models) > 1 else []), _long(leak.name), *_measured(leak)]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from lmdp.audit.results import AuditReport, Leak
+    from lmdp.membership.leak import Leak
+    from lmdp.report.drawn import Audit
     from lmdp.report.story import Trained
 
 Z = 1.959964
@@ -123,16 +124,16 @@ def standing(privacy: Mapping[str, Any]) -> str:
     return CERTIFIED if is_certified(privacy) else CLAIMED
 
 
-def peak(audit: AuditReport) -> Estimate:
+def peak(audit: Audit) -> Estimate:
     return Estimate(audit.peak.auc, audit.peak.interval)
 
 
-def peak_leak(audit: AuditReport) -> Leak | None:
+def peak_leak(audit: Audit) -> Leak | None:
     """The entry of the leakiest layer."""
     return next((leak for leak in audit.layers if leak.name == audit.peak.name), None)
 
 
-def beyond_layers(audit: AuditReport) -> list[tuple[str, Leak]]:
+def beyond_layers(audit: Audit) -> list[tuple[str, Leak]]:
     """What was measured beside the layers, with its role."""
     reference = [("reference", audit.reference)] if audit.reference else []
     return [*reference, *(("control", control) for control in audit.controls)]

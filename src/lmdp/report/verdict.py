@@ -10,7 +10,7 @@ from lmdp.methods import METHODS
 from lmdp.report.values import Estimate, accuracy, epsilon, epsilon_text, finite, is_certified, peak
 
 if TYPE_CHECKING:
-    from lmdp.audit.results import AuditReport
+    from lmdp.report.drawn import Audit
     from lmdp.report.story import Story, Trained
     from lmdp.risk.profile import LayerRisk, RiskProfile
 
@@ -154,7 +154,7 @@ def _fires(control: LayerRisk) -> bool:
     return control.auc - 3.29 * error > 0.5
 
 
-def _audit(trained: Trained) -> AuditReport:
+def _audit(trained: Trained) -> Audit:
     assert trained.audit is not None
     return trained.audit
 

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmdp.audit.results import Leak
 from lmdp.layers import LayerMap
 from lmdp.membership.attacks.output import scaled_confidence
 from lmdp.membership.attacks.probe import fit_mlp
@@ -20,13 +19,22 @@ from lmdp.membership.calibration import averaged, calibrated
 from lmdp.membership.crossfit import Result, in_sample, require_enough
 from lmdp.membership.evidence import Evidence
 from lmdp.membership.examples import Examples, content_keys, gather, refuse_overlap
-from lmdp.membership.instrument import OUTPUT, Part, attack_controls, attack_layers, attack_output, collect, unheard
-from lmdp.membership.metrics import roc
+from lmdp.membership.instrument import (
+    OUTPUT,
+    Part,
+    Progress,
+    attack_controls,
+    attack_layers,
+    attack_output,
+    collect,
+    unheard,
+)
+from lmdp.membership.leak import Leak, leak_of
 from lmdp.membership.representations import MEMORY_LIMIT, record
+from lmdp.models import fresh
 from lmdp.risk.profile import PROTOCOLS, LayerRisk, RiskProfile, ShadowSummary
 from lmdp.risk.shadow import Schedule, Shadow, halves, train_shadow
 
-Progress = Callable[[str], None]
 PAPER_WIDTH, PAPER_HIDDEN, PAPER_EPOCHS = 4096, 256, 30
 
 
@@ -67,22 +75,22 @@ def estimate_risk(
     require_enough(member[0])
     shadows = []
     for k in range(models):
-        report = partial(_say_of, say, f"shadow {k + 1}/{models}: ")
-        fresh = _fresh(model_factory, seed + k)
+        tell = partial(_say_of, say, f"shadow {k + 1}/{models}: ")
         done = _share_of(part, k, rounds)
-        shadows.append(train_shadow(fresh, inputs, labels, member[k], schedule or Schedule(), seed + k, report, done))
+        model = fresh(model_factory, seed + k)
+        shadows.append(train_shadow(model, inputs, labels, member[k], schedule or Schedule(), seed + k, tell, done))
 
     start = time.perf_counter()
     leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, say, part)
     first = Examples(inputs, labels, member[0], 0)
     extra = _paper(shadows[0].model, first, seed, say) if protocol == "paper" else {}
     peak = max(leaks, key=lambda leak: leak.auc).name
-    controls = attack_controls(_fresh(model_factory, seed + models), first, peak, seed, say)
+    controls = attack_controls(fresh(model_factory, seed + models), first, peak, seed, say)
     return RiskProfile(
-        layers=tuple(LayerRisk.of(leak, *extra.get(leak.name, (None, None))) for leak in leaks),
+        layers=tuple(LayerRisk.of(leak, *extra.get(leak.name, ())) for leak in leaks),
         protocol=protocol,
-        controls=tuple(LayerRisk.of(Leak.of(name, result), None, None) for name, result in controls.items()),
-        reference=None if reference is None else LayerRisk.of(reference, None, None),
+        controls=tuple(LayerRisk.of(result.leak(name)) for name, result in controls.items()),
+        reference=None if reference is None else LayerRisk.of(reference),
         shadow=ShadowSummary(
             models=models,
             examples=len(inputs),
@@ -104,47 +112,42 @@ def _attack(
     views: bool,
     memory_limit: int,
     say: Progress,
-    part: Part = unheard,
+    part: Part,
 ) -> tuple[list[Leak], Leak | None]:
     """Every layer of every shadow model; with several models, each attacked with the others as references."""
     results: list[dict[str, Result]] = []
-    outputs: list[tuple[Result | None, NDArray[np.float64]]] = []
+    outputs: list[tuple[Result, NDArray[np.float64]]] = []
     names = LayerMap.of(shadows[0].model).names
     for k, shadow in enumerate(shadows):
         done = _share_of(part, len(shadows) + k, 2 * len(shadows) + 1)
         examples = Examples(inputs, labels, shadow.member, 0)
         collected = collect(shadow.model, examples, layers=names, seed=seed, views=views, memory_limit=memory_limit)
         results.append(attack_layers(collected, shadow.member, seed, say, done))
-        evidence: Evidence = next(iter(collected.values()))
-        plain = attack_output(collected, shadow.member, seed)
-        outputs.append((plain, scaled_confidence(evidence) if plain is not None else np.zeros(0)))
+        output = attack_output(collected, shadow.member, seed)
+        if output is not None:
+            outputs.append((output, scaled_confidence(next(iter(collected.values())))))
     if len(shadows) == 1:
-        only = outputs[0][0]
-        leaks = [Leak.of(name, result) for name, result in results[0].items()]
-        return leaks, None if only is None else Leak.of(OUTPUT, only)
+        leaks = [result.leak(name) for name, result in results[0].items()]
+        return leaks, outputs[0][0].leak(OUTPUT) if outputs else None
     member = np.stack([shadow.member for shadow in shadows])
-    leaks = [_calibrated_leak(name, [r[name] for r in results], member, seed) for name in results[0]]
-    known = [(result, confidence) for result, confidence in outputs if result is not None]
-    if len(known) < len(shadows):
+    leaks = [_calibrated_attack(name, [r[name] for r in results], member, seed) for name in results[0]]
+    if len(outputs) < len(shadows):
         return leaks, None
-    lira = _calibrated(OUTPUT, "confidence", np.stack([confidence for _, confidence in known]), member, seed)
-    fitted = _calibrated_leak(OUTPUT, [result for result, _ in known], member, seed)
+    lira = _calibrated(OUTPUT, "confidence", np.stack([confidence for _, confidence in outputs]), member, seed)
+    fitted = _calibrated_attack(OUTPUT, [result for result, _ in outputs], member, seed)
     return leaks, max(lira, fitted, key=lambda leak: leak.auc)  # the stronger: a reference may be flattered
 
 
-def _calibrated_leak(name: str, results: list[Result], member: NDArray[np.bool_], seed: int) -> Leak:
-    return _calibrated(name, results[0].attack, np.stack([_unit_scale(r.scores) for r in results]), member, seed)
+def _calibrated_attack(name: str, results: list[Result], member: NDArray[np.bool_], seed: int) -> Leak:
+    """Each model's adversary has a scale of its own, which is taken out before models are compared."""
+    scores = np.stack([(r.scores - r.scores.mean()) / (r.scores.std() + 1e-12) for r in results])
+    return _calibrated(name, results[0].attack, scores, member, seed)
 
 
 def _calibrated(name: str, attack: str, scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int) -> Leak:
-    parts = calibrated(scores, member, seed)
-    fpr, tpr = roc(parts[0].folds)
-    metrics = averaged([part.metrics for part in parts])
-    return Leak.from_metrics(name, metrics, f"{attack} + {parts[0].method}", (tuple(fpr), tuple(tpr)))
-
-
-def _unit_scale(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray((scores - scores.mean()) / (scores.std() + 1e-12))
+    models = calibrated(scores, member, seed)
+    metrics = averaged([model.metrics for model in models])
+    return leak_of(name, metrics, f"{attack} + {models[0].calibration}", models[0].folds)
 
 
 def _paper(model: nn.Module, examples: Examples, seed: int, say: Progress) -> dict[str, tuple[float, float]]:
@@ -152,12 +155,13 @@ def _paper(model: nn.Module, examples: Examples, seed: int, say: Progress) -> di
     say("the paper's protocol: adversaries on their own training set, and on permuted labels")
     attack = partial(fit_mlp, hidden=PAPER_HIDDEN, epochs=PAPER_EPOCHS, decay=0.0)
     permuted = np.random.default_rng(seed).permutation(examples.member)
-    found = {}
+    accuracies = {}
     for name in LayerMap.of(model).names:
         rows = record(model, examples.inputs, layers=[name], width=PAPER_WIDTH, seed=seed, pool=False).layers[name]
         evidence = Evidence(rows)
-        found[name] = (in_sample(evidence, examples.member, attack, seed), in_sample(evidence, permuted, attack, seed))
-    return found
+        of_members, of_permuted = (in_sample(evidence, m, attack, seed) for m in (examples.member, permuted))
+        accuracies[name] = (of_members, of_permuted)
+    return accuracies
 
 
 def _say_of(say: Progress, whom: str, text: str) -> None:
@@ -167,12 +171,6 @@ def _say_of(say: Progress, whom: str, text: str) -> None:
 def _share_of(part: Part, index: int, rounds: int) -> Part:
     """The progress of one of several equal rounds of work, as progress of the whole."""
     return lambda done: part((index + done) / rounds)
-
-
-def _fresh(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return factory()
 
 
 def _in_content_order(dataset: Any, seed: int) -> tuple[Tensor, Tensor]:

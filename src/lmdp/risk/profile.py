@@ -3,49 +3,59 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from lmdp.audit.results import Leak, table
-from lmdp.data.records import Fields
+from lmdp.data.records import Amount, Share, decoded, encoded, one_of, read_object
+from lmdp.membership.leak import Curve, Leak, table
 from lmdp.membership.metrics import Interval
 
 FORMAT = 1
 PROTOCOLS = ("heldout", "paper")
+LAYER_FIELDS = (
+    "name",
+    "error_rate",
+    "error_rate_interval",
+    "accuracy",
+    "auc",
+    "interval",
+    "tpr_at_1pct",
+    "tpr_at_01pct",
+    "attack",
+    "in_sample",
+    "null",
+)
+"""What risk.json holds of a layer, in this order."""
 
 
 @dataclass(frozen=True)
-class LayerRisk:
-    """One layer. `interval` is that of the AUC; `in_sample` and `null` are set by the paper's protocol only."""
+class LayerRisk(Leak):
+    """A leak of a shadow model. `in_sample` and `null` are set by the paper's protocol only.
 
-    name: str
-    error_rate: float
-    error_rate_interval: Interval
-    accuracy: float
-    auc: float
-    interval: Interval
-    tpr_at_1pct: float
-    tpr_at_01pct: float | None
-    attack: str
-    in_sample: float | None = None
-    null: float | None = None
+    A profile does not keep the rest of a leak: these fields say what is true of any, by the widest of values.
+    """
+
+    accuracy_interval: Interval = field(init=False, repr=False, default=(0.0, 1.0))
+    auc_error: Share = field(init=False, repr=False, default=1.0)
+    tpr_at_1pct_interval: Interval = field(init=False, repr=False, default=(0.0, 1.0))
+    roc: Curve = field(init=False, repr=False, default=((), ()))
+    in_sample: Share | None = None
+    null: Share | None = None
 
     @classmethod
-    def of(cls, leak: Leak, in_sample: float | None, null: float | None) -> LayerRisk:
-        return cls(
-            leak.name,
-            leak.error_rate,
-            leak.error_rate_interval,
-            leak.accuracy,
-            leak.auc,
-            leak.interval,
-            leak.tpr_at_1pct,
-            leak.tpr_at_01pct,
-            leak.attack,
-            in_sample,
-            null,
-        )
+    def of(cls, leak: Leak, in_sample: float | None = None, null: float | None = None) -> LayerRisk:
+        kept = {name: getattr(leak, name) for name in LAYER_FIELDS if name not in ("in_sample", "null")}
+        return cls(**kept, in_sample=in_sample, null=null)
+
+    @property
+    def fires(self) -> bool:
+        """As a control of an audit does; the standard error is taken from the interval, which a profile keeps."""
+        error = (self.interval[1] - self.interval[0]) / (2 * 1.96)
+        return self.auc - 3.29 * error > 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: encoded(getattr(self, name)) for name in LAYER_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -54,11 +64,11 @@ class ShadowSummary:
 
     models: int
     examples: int
-    train_accuracy: float
-    test_accuracy: float
+    train_accuracy: Share
+    test_accuracy: Share
     epochs: int
-    train_seconds: float
-    attack_seconds: float
+    train_seconds: Amount
+    attack_seconds: Amount
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class RiskProfile:
     """Per-layer risk of an architecture, estimated on public data. Pass it to `make_private(risk=...)`."""
 
     layers: tuple[LayerRisk, ...]
-    protocol: str
+    protocol: Annotated[str, one_of(*PROTOCOLS)]
     controls: tuple[LayerRisk, ...]
     reference: LayerRisk | None
     shadow: ShadowSummary
@@ -85,7 +95,13 @@ class RiskProfile:
         return max(self.layers, key=lambda layer: layer.auc)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain JSON values."""
+        return {
+            **encoded(self),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "controls": [control.to_dict() for control in self.controls],
+            "reference": None if self.reference is None else self.reference.to_dict(),
+        }
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
@@ -93,46 +109,21 @@ class RiskProfile:
     @classmethod
     def load(cls, path: str | Path) -> RiskProfile:
         """Read a saved profile; a file that is not one is refused with the field that is wrong."""
-        return cls._read(Fields.load(path, "a risk profile"))
+        return cls.from_dict(read_object(path, "a risk profile"), str(path))
 
     @classmethod
     def from_dict(cls, content: Any, origin: str = "risk profile") -> RiskProfile:
-        return cls._read(Fields(content, origin))
-
-    @classmethod
-    def _read(cls, root: Fields) -> RiskProfile:
-        root.format(FORMAT)
-        origin = root.where
-        protocol = root.text("protocol")
-        if protocol not in PROTOCOLS:
-            raise ValueError(f"{origin}: protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
-        layers = tuple(_layer(reader) for reader in root.each("layers"))
+        profile = decoded(cls, content, origin, version=FORMAT)
+        layers = profile.layers
         if not layers:
             raise ValueError(f"{origin}: layers is empty; a profile has at least 1 layer")
         if len({layer.name for layer in layers}) < len(layers):
             raise ValueError(f"{origin}: layers has two layers of the same name")
-        if protocol == "paper" and any(layer.in_sample is None for layer in layers):
+        if profile.protocol == "paper" and any(layer.in_sample is None for layer in layers):
             raise ValueError(f"{origin}: layers lack in_sample, which protocol 'paper' needs")
-        if len({known for layer in layers for known in (layer.in_sample is None, layer.null is None)}) > 1:
+        if len({missing for layer in layers for missing in (layer.in_sample is None, layer.null is None)}) > 1:
             raise ValueError(f"{origin}: some layers have in_sample and null, and some lack one of them")
-        reference = root.optional("reference")
-        shadow = root.inner("shadow")
-        return cls(
-            layers=layers,
-            protocol=protocol,
-            controls=tuple(_layer(reader) for reader in root.each("controls")),
-            reference=None if reference is None else _layer(reference),
-            shadow=ShadowSummary(
-                shadow.integer("models"),
-                shadow.integer("examples"),
-                shadow.number("train_accuracy", 0, 1),
-                shadow.number("test_accuracy", 0, 1),
-                shadow.integer("epochs"),
-                shadow.seconds("train_seconds"),
-                shadow.seconds("attack_seconds"),
-            ),
-            seed=root.integer("seed"),
-        )
+        return profile
 
     def __str__(self) -> str:
         rows = [*self.layers, *self.controls, *([self.reference] if self.reference else [])]
@@ -147,19 +138,3 @@ class RiskProfile:
             f"{s.train_accuracy:.3f}, test accuracy {s.test_accuracy:.3f}; training {s.train_seconds:.0f} s, attacks "
             f"{s.attack_seconds:.0f} s"
         )
-
-
-def _layer(reader: Fields) -> LayerRisk:
-    return LayerRisk(
-        name=reader.text("name"),
-        error_rate=reader.share("error_rate"),
-        error_rate_interval=reader.interval("error_rate_interval"),
-        accuracy=reader.share("accuracy"),
-        auc=reader.share("auc"),
-        interval=reader.interval("interval"),
-        tpr_at_1pct=reader.share("tpr_at_1pct"),
-        tpr_at_01pct=reader.optional_share("tpr_at_01pct"),
-        attack=reader.text("attack"),
-        in_sample=reader.optional_share("in_sample"),
-        null=reader.optional_share("null"),
-    )

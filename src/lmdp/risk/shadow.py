@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmdp.membership.instrument import Part, unheard
-from lmdp.membership.representations import evaluation
-
-Progress = Callable[[str], None]
+from lmdp.membership.instrument import Part, Progress, unheard
+from lmdp.models import accuracy
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,7 @@ def train_shadow(
 ) -> Shadow:
     """Train on the member half by Adam, and report accuracy on both halves as it goes."""
     start = time.perf_counter()
-    index = torch.from_numpy(np.flatnonzero(member))
-    others = torch.from_numpy(np.flatnonzero(~member))
+    inside, outside = (torch.from_numpy(np.flatnonzero(half)) for half in (member, ~member))
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
     model.train()
@@ -78,23 +74,20 @@ def train_shadow(
     epoch = 0
     for epoch in range(1, schedule.epochs + 1):
         right = 0
-        for some in index[torch.randperm(len(index), generator=generator)].split(schedule.batch_size):
+        for batch in inside[torch.randperm(len(inside), generator=generator)].split(schedule.batch_size):
             optimizer.zero_grad()
-            logits = model(inputs[some])
-            F.cross_entropy(logits, labels[some]).backward()
+            logits = model(inputs[batch])
+            F.cross_entropy(logits, labels[batch]).backward()
             optimizer.step()
-            right += int((logits.argmax(1) == labels[some]).sum())
+            right += int((logits.argmax(1) == labels[batch]).sum())
         part(epoch / schedule.epochs)
-        running = right / len(index)
+        running = right / len(inside)
         if running >= schedule.enough or epoch in (1, schedule.epochs) or epoch % 10 == 0:
-            train, test = accuracy(model, inputs, labels, index), accuracy(model, inputs, labels, others)
+            train, test = (
+                accuracy(model, ((inputs[batch], labels[batch]) for batch in half.split(512)))
+                for half in (inside, outside)
+            )
             say(f"epoch {epoch}: train accuracy {train:.3f}, test accuracy {test:.3f}")
             if train >= schedule.enough:
                 break
     return Shadow(model, member, train, test, epoch, time.perf_counter() - start)
-
-
-def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor, index: Tensor) -> float:
-    with evaluation(model), torch.no_grad():
-        right = sum(int((model(inputs[some]).argmax(1) == labels[some]).sum()) for some in index.split(512))
-    return right / max(1, len(index))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from lmdp.models import DCNN, SCNN, VGG16, ResNet18
+from lmdp.models import DCNN, SCNN, VGG16, ResNet18, fresh
 
 
 class Transformer(nn.Module):
@@ -74,9 +74,7 @@ class Case:
 
     def model(self, *, hooked: bool = False) -> nn.Module:
         """The same weights every time. `hooked` models write nothing in place, because hooks on modules forbid it."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = self.make()
+        model = fresh(self.make, 0)
         if hooked and self.in_place:
             model = out_of_place(model)
         if self.channels_last:

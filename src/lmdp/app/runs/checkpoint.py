@@ -8,13 +8,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from lmdp.app.runs.files import write
-from lmdp.data.records import Fields
+from lmdp.data.records import MAY_BE_MISSING, Amount, Count, decoded
 
 FORMAT = 1
 
@@ -30,22 +30,32 @@ class Checkpoint:
     metrics: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
+@dataclass(frozen=True)
+class _Rest:
+    """What a checkpoint holds beside tensors."""
+
+    format: int
+    step: Count
+    optimizer: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    metrics: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What every row of metrics must have, whatever else it has."""
+
+    step: Count
+    seconds: Annotated[Amount, MAY_BE_MISSING] = 0.0
+
+
 def encode(checkpoint: Checkpoint) -> bytes:
     """One safetensors file; its header carries the rest as JSON, and a digest of everything."""
     from safetensors.torch import save
 
     slots, state = _optimizer_tensors(checkpoint.optimizer)
-    tensors = {f"model/{name}": tensor for name, tensor in checkpoint.model.items()} | slots
-    tensors = _copied(tensors)
-    rest = json.dumps(
-        {
-            "format": FORMAT,
-            "step": checkpoint.step,
-            "optimizer": state,
-            "engine": checkpoint.engine,
-            "metrics": list(checkpoint.metrics),
-        }
-    )
+    tensors = _copied({f"model/{name}": tensor for name, tensor in checkpoint.model.items()} | slots)
+    rest = json.dumps(vars(_Rest(FORMAT, checkpoint.step, state, checkpoint.engine, tuple(checkpoint.metrics))))
     return save(tensors, metadata={"state": rest, "digest": _digest(tensors, rest)})
 
 
@@ -69,27 +79,18 @@ def decode(raw: bytes, origin: str) -> Checkpoint:
         raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
     if not intact:
         raise ValueError(f"{origin} is damaged: its content does not match its digest")
-    model = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
     try:
-        state = Fields(json.loads(rest), origin)
-        state.format(FORMAT)
-        return Checkpoint(
-            state.integer("step", 0),
-            model,
-            _optimizer_state(state.mapping("optimizer"), tensors),
-            state.mapping("engine"),
-            [_row(row, origin) for row in state.items("metrics")],
-        )
+        held = decoded(_Rest, json.loads(rest), origin, version=FORMAT)
+        for row in held.metrics:
+            decoded(_Row, row, f"{origin}: a row of metrics")
+        optimizer = _optimizer_state(held.optimizer, _under("optimizer/", tensors))
+        return Checkpoint(held.step, _under("model/", tensors), optimizer, held.engine, list(map(dict, held.metrics)))
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
 
 
-def _row(row: Any, origin: str) -> Mapping[str, Any]:
-    fields = Fields(row, f"{origin}: a row of metrics")
-    fields.integer("step", 0)
-    if "seconds" in row:
-        fields.seconds("seconds")
-    return dict(row)
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _optimizer_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -105,9 +106,8 @@ def _optimizer_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dic
 
 
 def _optimizer_state(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    found = {name.removeprefix("optimizer/"): t for name, t in tensors.items() if name.startswith("optimizer/")}
     state: dict[int, dict[str, Any]] = {}
-    for name, value in {**found, **saved["plain"]}.items():
+    for name, value in {**tensors, **saved["plain"]}.items():
         index, _, key = name.partition("/")
         state.setdefault(int(index), {})[key] = value
     return {"state": state, "param_groups": saved["param_groups"]}

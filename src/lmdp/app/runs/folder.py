@@ -20,7 +20,7 @@ from typing import Any
 from lmdp.app.config import Config
 from lmdp.app.runs.checkpoint import Checkpoint, decode, encode
 from lmdp.app.runs.files import unfinished, write
-from lmdp.data.records import Fields
+from lmdp.data.records import Count, field_of, read_object
 
 Say = Callable[[str], None]
 _CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
@@ -162,7 +162,7 @@ class RunFolder:
         steps += [row["step"] for row in self.metrics() if isinstance(row.get("step"), int)]
         path = self / "privacy.json"
         if path.exists() and not repeats:
-            steps.append(Fields.load(path, "a privacy statement").integer("steps", 0))
+            steps.append(field_of(read_object(path, "a privacy statement"), "steps", Count, str(path)))
         return max(steps)
 
     def _checkpoints(self) -> list[tuple[int, Path]]:

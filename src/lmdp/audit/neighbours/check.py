@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lmdp.accounting import Mechanism
-from lmdp.audit.neighbours.compare import judge
+from lmdp.audit.neighbours.compare import compare
 from lmdp.audit.neighbours.result import Finding, NeighbourReport
 from lmdp.audit.neighbours.training import Staged, StagedEngine, Train, as_dataset, content, heard, with_places
 from lmdp.guards import fingerprints, same_randomness
@@ -54,7 +54,7 @@ def check_neighbours(
     if leader.error is not None and all(record.error == leader.error for record in records):
         assert leader.raised is not None
         raise leader.raised
-    return judge({record.name: record for record in records}, tolerance)
+    return compare({record.name: record for record in records}, tolerance)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ LUCK = 1e-7
 Records = Mapping[str, "Record"]
 
 
-def judge(records: Records, tolerance: float | None) -> NeighbourReport:
+def compare(records: Records, tolerance: float | None) -> NeighbourReport:
+    """Every rule, applied to the records of the four runs by their names."""
     leader = records["without"]
     stated = next(r.stated for r in records.values() if r.stated is not None)
     slack = TOLERANCE.get(leader.dtype, 1e-3) if tolerance is None else tolerance

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from lmdp.data.records import encoded
 
 MEANING = (
     "a test on one pair of neighbours, not a proof; it was computed from the examples it was given, without privacy"
@@ -47,19 +48,14 @@ class NeighbourReport:
         return tuple(finding.name for finding in self.findings if not finding.passed)
 
     def __getitem__(self, name: str) -> Finding:
-        found = {finding.name: finding for finding in self.findings}
-        if name not in found:
-            raise KeyError(f"no finding {name!r}; there are {', '.join(found)}")
-        return found[name]
+        by_name = {finding.name: finding for finding in self.findings}
+        if name not in by_name:
+            raise KeyError(f"no finding {name!r}; there are {', '.join(by_name)}")
+        return by_name[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. Infinity becomes the string "inf", because JSON has no infinity."""
-        values = asdict(self) | {"passed": self.passed}
-        values["findings"] = [
-            {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in f.items()}
-            for f in values["findings"]
-        ]
-        return values
+        return {**encoded(self), "passed": self.passed}
 
     def __str__(self) -> str:
         verdict = "bounded as stated" if self.passed else f"NOT bounded as stated: {', '.join(self.failures)}"

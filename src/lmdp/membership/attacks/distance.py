@@ -24,12 +24,11 @@ def distances(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
         points = standardise(other.features) @ whiten
         squared = (points**2).sum(1)[:, None] - 2 * points @ centres.T + (centres**2).sum(1)
         each = np.sqrt(np.maximum(squared, 0))
-        own = np.searchsorted(classes, other.labels).clip(0, len(classes) - 1)
-        rows = np.arange(len(points))
-        mine = each[rows, own] if pull is None else each[rows, own] * pull
-        each[rows, own] = np.inf
-        nearest = each.min(1) if len(classes) > 1 else mine
-        return np.column_stack([mine, nearest, mine - nearest, np.log1p(mine)])
+        rows, home = np.arange(len(points)), np.searchsorted(classes, other.labels).clip(0, len(classes) - 1)
+        to_home = each[rows, home] if pull is None else each[rows, home] * pull
+        each[rows, home] = np.inf
+        to_nearest = each.min(1) if len(classes) > 1 else to_home
+        return np.column_stack([to_home, to_nearest, to_home - to_nearest, np.log1p(to_home)])
 
     # A fitted example pulls its own centre towards itself by 1/count; this is its distance with itself left out.
     counts = np.bincount(place)[place].astype(np.float64)

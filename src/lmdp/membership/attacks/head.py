@@ -72,5 +72,5 @@ def _measure(evidence: Evidence, head: Logits) -> Array:
 
 def _statistics(evidence: Evidence, logits: NDArray[np.float32]) -> Array:
     assert evidence.labels is not None
-    known = evidence.labels.clip(0, logits.shape[1] - 1)
-    return output_statistics(Evidence(evidence.features, known, outputs=logits))
+    labels = evidence.labels.clip(0, logits.shape[1] - 1)  # the head has no unit for a class that it was not fitted on
+    return output_statistics(Evidence(evidence.features, labels, outputs=logits))

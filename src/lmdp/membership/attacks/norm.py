@@ -14,9 +14,9 @@ def lengths(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
 
 
 def _lengths(evidence: Evidence) -> Array:
-    known = np.abs(np.nan_to_num(evidence.features.astype(np.float64), nan=0.0, posinf=1e30, neginf=-1e30))
-    largest = known.max(1)
-    relative = known / np.maximum(largest, 1e-300)[:, None]
+    sizes = np.abs(np.nan_to_num(evidence.features.astype(np.float64), nan=0.0, posinf=1e30, neginf=-1e30))
+    largest = sizes.max(1)
+    relative = sizes / np.maximum(largest, 1e-300)[:, None]
     euclid, mean = np.sqrt((relative**2).sum(1)), relative.mean(1)
     logs = [np.log(np.maximum(v, 1e-300)) for v in (largest, euclid, mean)]
     return np.column_stack([logs[0], logs[0] + logs[1], logs[0] + logs[2], logs[2] - logs[1]])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from lmdp.membership.evidence import Array, Evidence, Standardiser
+from lmdp.membership.evidence import Array, Evidence, Score, Standardiser
 
-Score = Callable[[Evidence], NDArray[np.float64]]
 HIDDEN, EPOCHS, DECAY, BATCH = 64, 12, 1e-2, 1024
 
 
@@ -41,9 +38,9 @@ def fit_mlp(
         model = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=decay)
         for _ in range(epochs):
-            for some in torch.randperm(len(x)).split(BATCH):
+            for batch in torch.randperm(len(x)).split(BATCH):
                 optimizer.zero_grad()
-                nn.functional.binary_cross_entropy_with_logits(model(x[some]).squeeze(1), y[some]).backward()
+                nn.functional.binary_cross_entropy_with_logits(model(x[batch]).squeeze(1), y[batch]).backward()
                 optimizer.step()
 
     def score(other: Evidence) -> NDArray[np.float64]:

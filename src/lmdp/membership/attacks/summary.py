@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from lmdp.membership.evidence import Array, Evidence, Standardiser
+from lmdp.membership.evidence import Array, Evidence, Fit, Score, Standardiser
 
-Score = Callable[[Evidence], NDArray[np.float64]]
 Measure = Callable[[Evidence], Array]
 Summary = Callable[[Evidence, int], tuple[Array, Measure]]
 """(evidence, seed) → the numbers of the fitted examples, and a function that measures others."""
@@ -33,7 +32,7 @@ def remembered(summary: Summary) -> Summary:
     return recall
 
 
-def attack_on(*summaries: Summary) -> Callable[[Evidence, NDArray[np.bool_], int], Score]:
+def attack_on(*summaries: Summary) -> Fit:
     """Logistic regression on the numbers and their squares: the log-likelihood ratio of two normal distributions."""
 
     def fit(evidence: Evidence, member: NDArray[np.bool_], seed: int) -> Score:
