@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmdp.app.config import PROTOCOLS, RULES, Config, recipe, recipe_names
+from lmdp.app.config import PROTOCOLS, SETTINGS, Config, recipe, recipe_names
 from lmdp.methods import METHODS, SOURCES
 from lmdp.models import MODELS
 from lmdp.risk import profile
@@ -104,12 +104,12 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, raw:
 
 
 def test_every_key_says_what_it_means() -> None:
-    assert all(rule.help for rule in RULES.values())
+    assert all(setting.help for setting in SETTINGS.values())
 
 
 def test_what_is_typed_twice_for_want_of_torch_agrees() -> None:
     assert profile.PROTOCOLS == PROTOCOLS
-    named, _, _ = RULES["model"].help.partition(", or module:factory")
+    named, _, _ = SETTINGS["model"].help.partition(", or module:factory")
     assert named.split(", ") == list(MODELS)
 
 

@@ -137,7 +137,7 @@ def story(**changes: Any) -> Story:
         "trained": (sgd(), dpsgd(), lm()),
         "risk": risk("paper"),
         "config": {"model": "scnn", "data": {"name": "mnist-5k", "split": [0.7, 0.3]}, "epochs": 44, "seed": 0},
-        "made": "2025-01-31",
+        "date": "2025-01-31",
         "version": "0.1.0",
     }
     return Story(**{**fields, **changes})

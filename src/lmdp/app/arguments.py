@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmdp.app.config import RULES, Config, recipe, recipe_names
+from lmdp.app.config import SETTINGS, Config, recipe, recipe_names
 from lmdp.data.readers import GENERAL, READERS
 from lmdp.methods import METHODS
 
@@ -28,8 +28,8 @@ exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says 
 """
 DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
 RISK_KEYS = ("model", "data", "shadow", "size", "channels", "shadow_models", "shadow_epochs", "protocol", "seed")
-COMPARE_KEYS = tuple(key for key in RULES if key not in ("method",))
-TRAIN_KEYS = tuple(key for key in RULES if not key.startswith("shadow_") and key != "protocol")
+COMPARE_KEYS = tuple(key for key in SETTINGS if key not in ("method",))
+TRAIN_KEYS = tuple(key for key in SETTINGS if not key.startswith("shadow_") and key != "protocol")
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,7 +111,7 @@ def config_of(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
     for name, text in vars(arguments).items():
         key = name.removeprefix("key_")
         if name.startswith("key_") and text is not None:
-            values[key] = RULES[key].parse(f"--{key.replace('_', '-')}", text)
+            values[key] = SETTINGS[key].parse(f"--{key.replace('_', '-')}", text)
     return Config.of(values, recipe_name or "configuration")
 
 
@@ -149,15 +149,15 @@ def _options(command: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     """One option per configuration key; what is not given comes from the recipe, or is the default."""
     group = command.add_argument_group("configuration (each overrides the recipe)")
     for key in keys:
-        rule = RULES[key]
+        setting = SETTINGS[key]
         default = Config.__dataclass_fields__[key].default
-        allowed = f": {', '.join(rule.choices)}" if rule.choices else ""
+        allowed = f": {', '.join(setting.choices)}" if setting.choices else ""
         shown = "" if default is None else f" (default: {default})"
         group.add_argument(
             f"--{key.replace('_', '-')}",
             dest=f"key_{key}",
-            metavar={str: "NAME", int: "N", float: "X"}[rule.kind],
-            help=f"{rule.help}{allowed}{shown}".replace("%", "%%"),
+            metavar={str: "NAME", int: "N", float: "X"}[setting.kind],
+            help=f"{setting.help}{allowed}{shown}".replace("%", "%%"),
         )
 
 

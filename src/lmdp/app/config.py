@@ -21,7 +21,7 @@ NOISES = ("fast", "secure")
 
 
 @dataclass(frozen=True)
-class Rule:
+class Setting:
     """What a value may be, and what it means. `choices` may be a table: what is added to it later is allowed too."""
 
     kind: type
@@ -74,16 +74,16 @@ class Rule:
         return noun + low + (" and" if low and high else "") + high
 
 
-def _text(default: Any, help: str, **rule: Any) -> Any:
-    return field(default=default, metadata={"rule": Rule(str, help, **rule)})
+def _text(default: Any, help: str, **setting: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(str, help, **setting)})
 
 
-def _number(default: Any, help: str, **rule: Any) -> Any:
-    return field(default=default, metadata={"rule": Rule(float, help, **rule)})
+def _number(default: Any, help: str, **setting: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(float, help, **setting)})
 
 
-def _whole(default: Any, help: str, **rule: Any) -> Any:
-    return field(default=default, metadata={"rule": Rule(int, help, **rule)})
+def _whole(default: Any, help: str, **setting: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(int, help, **setting)})
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Config:
     protocol: str = _text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
 
     def __post_init__(self) -> None:
-        for name, rule in RULES.items():
-            object.__setattr__(self, name, rule.check(name, getattr(self, name)))
+        for name, setting in SETTINGS.items():
+            object.__setattr__(self, name, setting.check(name, getattr(self, name)))
         if self.channels == 2:
             raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
         if self.noise == "secure" and self.seed is not None:
@@ -144,9 +144,9 @@ class Config:
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str = "configuration") -> Config:
         for key in values:
-            if key not in RULES:
-                near = difflib.get_close_matches(key, RULES, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(RULES)}."
+            if key not in SETTINGS:
+                near = difflib.get_close_matches(key, SETTINGS, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(SETTINGS)}."
                 raise ValueError(f"{origin}: unknown key {key!r}.{hint}")
         try:
             return cls(**values)
@@ -167,7 +167,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """What is set; values that are none are left out."""
-        return {name: value for name in RULES if (value := getattr(self, name)) is not None}
+        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
     def to_toml(self) -> str:
         # JSON strings and numbers are TOML too, but for DEL, which JSON leaves as it is and TOML forbids.
@@ -178,7 +178,7 @@ class Config:
         return "".join(f"{key} = {value}\n" for key, value in values.items())
 
 
-RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Config) if f.default is not MISSING}
+SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if f.default is not MISSING}
 
 
 def recipe_names() -> list[str]:

@@ -58,7 +58,7 @@ def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) 
         risk=risk,
         bounds=tuple(bound for folder in folders for bound in load_bounds(folder / "epsilon.json")),
         config=config.to_dict(),
-        made=datetime.date.today().isoformat(),
+        date=datetime.date.today().isoformat(),
         version=__version__,
     )
 

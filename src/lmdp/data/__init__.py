@@ -19,7 +19,7 @@ npz          npz:PATH
 folder       folder:PATH
 hub          hf:NAME
 epochs       the order of ordinary epochs, for training without privacy
-records      fields of JSON objects, read and checked
+records      JSON → dataclasses and back, as their types say
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Draws results; computes nothing.
 
 story        what a report tells: the models that were trained, what they cost, what they give away
+drawn        what is asked of audits and epsilon bounds, so that they can be drawn
 values       what the other files read out of a story, with doubt kept
 verdict      one sentence, and nothing that the intervals do not support
 svg          elements, words that fit, marks that differ in shape as well as colour

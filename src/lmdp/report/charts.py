@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from lmdp.membership.leak import Leak
 from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.forest import Point, Row, forest
 from lmdp.report.lines import Dot, HeatRow, Line, heat, lines
@@ -13,7 +14,6 @@ from lmdp.report.roc import Curve, Limit, roc
 from lmdp.report.scales import span
 from lmdp.report.svg import PAPER, Sheet, Style
 from lmdp.report.values import (
-    Measured,
     beyond_layers,
     epsilon,
     finite,
@@ -208,7 +208,7 @@ def figures(story: Story) -> dict[str, str]:
     }
 
 
-def _auc(series: int, who: str, leak: Measured, is_peak: bool) -> list[Point]:
+def _auc(series: int, who: str, leak: Leak, is_peak: bool) -> list[Point]:
     value, low, high = finite(leak.auc), finite(leak.interval[0]), finite(leak.interval[1])
     if value is None:
         return []

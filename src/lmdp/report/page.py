@@ -39,7 +39,7 @@ def render(story: Story) -> str:
 
 
 def _head(story: Story) -> str:
-    over = " · ".join(part for part in ("lmdp " + story.version if story.version else "lmdp", story.made) if part)
+    over = " · ".join(part for part in ("lmdp " + story.version if story.version else "lmdp", story.date) if part)
     warnings = dict.fromkeys(t.audit.warning for t in story.trained if t.audit is not None)
     tiles = (_tile(trained, Style.of_model(i)) for i, trained in enumerate(story.trained))
     return el(

@@ -38,6 +38,6 @@ class Story:
     trained: tuple[Trained, ...]
     risk: RiskProfile | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    made: str = ""
+    date: str = ""
     version: str = ""
     bounds: tuple[Bound, ...] = ()

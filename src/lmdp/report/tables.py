@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from lmdp.membership.leak import Leak
 from lmdp.report.svg import el, text
 from lmdp.report.values import (
     Estimate,
-    Measured,
     accuracy,
     between,
     beyond_layers,
@@ -87,7 +87,7 @@ def _model(trained: Trained) -> list[str]:
     ]
 
 
-def _measured(leak: Measured) -> list[str]:
+def _measured(leak: Leak) -> list[str]:
     certain = getattr(leak, "tpr_at_1pct_interval", None)
     return [
         value(Estimate(leak.auc, leak.interval)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmdp.membership.leak import Leak
@@ -29,27 +29,6 @@ class Estimate:
     def below(self, other: Estimate) -> bool:
         """Whether the whole interval lies below the other's. Without intervals nothing is known to lie below."""
         return bool(self.interval and other.interval and self.interval[1] < other.interval[0])
-
-
-class Measured(Protocol):
-    """What a leak found in an audit and a layer of a risk profile have in common."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def auc(self) -> float: ...
-    @property
-    def interval(self) -> tuple[float, float]: ...
-    @property
-    def error_rate(self) -> float: ...
-    @property
-    def error_rate_interval(self) -> tuple[float, float]: ...
-    @property
-    def tpr_at_1pct(self) -> float: ...
-    @property
-    def tpr_at_01pct(self) -> float | None: ...
-    @property
-    def attack(self) -> str: ...
 
 
 def between(interval: tuple[float, float]) -> str:
