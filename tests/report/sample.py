@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmdp.accounting import PrivacyStatement
 from lmdp.audit.results import AuditReport, Peak
 from lmdp.membership.leak import Leak
+from lmdp.private import PrivacyStatement
 from lmdp.report import Story, Trained
 from lmdp.risk.profile import LayerRisk, RiskProfile, ShadowSummary
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from lmdp.report.drawn import Audit
     from lmdp.report.story import Trained
 
-Z = 1.959964
 CERTIFIED, CLAIMED = "certified", "claimed, NOT certified"
 
 
@@ -44,9 +43,10 @@ def finite(value: object) -> float | None:
 
 def wilson(share: float, total: int) -> tuple[float, float]:
     """The 95 % interval of a share of `total` examples (Wilson)."""
-    centre = (share + Z * Z / (2 * total)) / (1 + Z * Z / total)
-    reach = Z / (1 + Z * Z / total) * math.sqrt(share * (1 - share) / total + Z * Z / (4 * total * total))
-    return max(0.0, centre - reach), min(1.0, centre + reach)
+    from scipy.stats import binomtest  # here, because importing it takes longer than a page
+
+    low, high = binomtest(round(share * total), total).proportion_ci(0.95, "wilson")
+    return float(low), float(high)
 
 
 def share(value: float, total: int | None) -> Estimate:
