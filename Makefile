@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOOPS := $(wildcard src/lmdp/gradients/compiled/*.[ch])
 
-.PHONY: demo test test-all bench fmt clean
+.PHONY: demo test test-all sanitize bench fmt clean
 
 $(INSTALLED): pyproject.toml constraints.txt $(LOOPS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"lmdp needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -22,11 +22,15 @@ test: $(INSTALLED)  ## lint, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto -q -m "not slow"
 
-test-all: $(INSTALLED)  ## the same, and the slow tests
+test-all: $(INSTALLED)  ## the same, and the slow tests, and the loops under sanitizers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto -q
+	$(MAKE) --no-print-directory sanitize
+
+sanitize: $(INSTALLED)  ## the tests of the loops under the compiler's sanitizers: address, undefined behaviour, threads
+	$(BIN)/python -m tests.gradients.sanitize
 
 bench: $(INSTALLED)  ## time and memory of a private step against non-private SGD and Opacus, and how they grow
 	$(BIN)/lmdp bench --out bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,9 @@ def test_where_there_is_a_compiler_the_loops_are_compiled() -> None:
 def test_the_environment_can_switch_them_off() -> None:
     code = "from lmdp.gradients import compiled; print(compiled.vector_bytes())"
     run = [sys.executable, "-c", code]
-    assert subprocess.run(run, env={"LMDP_COMPILED": "0"}, capture_output=True, text=True).stdout == "None\n"
+    assert (
+        subprocess.run(run, env=os.environ | {"LMDP_COMPILED": "0"}, capture_output=True, text=True).stdout == "None\n"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -73,7 +76,7 @@ def test_linear_rows_of_any_size(
         patch.setattr(compiled, "vector_bytes", lambda: width)
         patch.setattr(compiled, "IN_CACHE", 0 if past_cache else 2**40)
         formed = linear_rows(x, g, blocks, bias=True)
-    assert [len(block) for block in formed.blocks] == [some.stop - some.start for some in blocks]
+    assert [len(rows) for rows in formed.blocks] == [block.stop - block.start for block in blocks]
     rows, wanted, bound = torch.cat(formed.blocks), exact(x, g), (positions + 1) * torch.finfo(dtype).eps
     assert formed.bias is not None
     assert ((rows - wanted).abs() <= bound * exact(x.abs(), g.abs())).all()
@@ -125,9 +128,9 @@ def test_convolutions_of_every_kind(
     formed, reference = formed_and_unfolded(module, x, last)
     eps = torch.finfo(dtype).eps
     for name, wanted in reference.per_example().items():
-        found = formed.per_example()[name]
-        assert found.shape == wanted.shape == (7, *module.get_parameter(name).shape)
-        assert (found - wanted).abs().max() <= 50 * eps * wanted.abs().max()
+        gradients = formed.per_example()[name]
+        assert gradients.shape == wanted.shape == (7, *module.get_parameter(name).shape)
+        assert (gradients - wanted).abs().max() <= 50 * eps * wanted.abs().max()
         assert ((formed.squared_norms[name] / reference.squared_norms[name]) - 1).abs().max() <= 50 * eps
 
 
@@ -174,10 +177,10 @@ def test_rows_and_sums_of_convolutions_are_the_same_on_any_number_of_threads(kin
 
     def everything() -> Tensor:
         formed = geometry.form(x, g)
-        found = [*formed.per_example().values(), *formed.squared_norms.values()]
+        results = [*formed.per_example().values(), *formed.squared_norms.values()]
         if module.groups == 1:  # sums of the others are PyTorch's
-            found += [value for sums in geometry.contract(x, g, scales) for value in sums.values()]
-        return torch.cat([t.double().flatten() for t in found])
+            results += [value for sums in geometry.contract(x, g, scales) for value in sums.values()]
+        return torch.cat([t.double().flatten() for t in results])
 
     alone = everything()
     for count in (2, 5):
@@ -232,16 +235,16 @@ def test_rows_in_many_blocks_are_summed_like_rows_in_one(width: int) -> None:
 def test_dot_products_are_of_all_entries_in_double_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(5)
     a, b = torch.rand(2, 7, 3 * 2**13, dtype=torch.float64).to(dtype)
-    found = dot_product(a, b.flip(0).flip(0))
-    assert found.dtype == torch.float64
-    assert float(found) == pytest.approx(float((a.double() * b.double()).sum()), rel=1e-6)
+    product = dot_product(a, b.flip(0).flip(0))
+    assert product.dtype == torch.float64
+    assert float(product) == pytest.approx(float((a.double() * b.double()).sum()), rel=1e-6)
     assert float(dot_product(a[:0], b[:0])) == 0
 
 
 @pytest.mark.parametrize(("batch", "weights"), [(1, 10), (3, 2**22), (64, 2**17), (600, 1024), (257, 9)])
 def test_blocks_cover_the_batch_once(batch: int, weights: int) -> None:
     blocks = kept_blocks(batch, weights)
-    assert [i for some in blocks for i in range(some.start, some.stop)] == list(range(batch))
+    assert [i for block in blocks for i in range(block.start, block.stop)] == list(range(batch))
 
 
 @widths
@@ -256,8 +259,8 @@ def test_normal_numbers_are_those_of_the_formula_to_a_few_units_in_the_last_plac
     u = np.abs(radii.double().numpy() + 0.5) * 2.0**-63
     radius = 1.7 * np.sqrt(-2 * np.log(u.astype(np.longdouble)))
     turn = angles.numpy().astype(np.longdouble) * (4 * np.arctan(np.longdouble(1)) * np.longdouble(2) ** -63)
-    for found, wanted in ((first, radius * np.cos(turn)), (second, radius * np.sin(turn))):
-        away = np.abs(found.numpy() - wanted)
+    for numbers, wanted in ((first, radius * np.cos(turn)), (second, radius * np.sin(turn))):
+        away = np.abs(numbers.numpy() - wanted)
         assert (away <= 2.0**-60 * radius + 8 * 2.0**-53 * np.abs(wanted)).all()
 
 
@@ -306,7 +309,7 @@ def test_another_default_device_changes_nothing() -> None:
     wanted = geometry.form(x, g).per_example()
     conv._walk.cache_clear()
     with torch.device("meta"):
-        found = geometry.form(x, g).per_example()
+        formed = geometry.form(x, g).per_example()
         noise = Seeded(1).noise(1).like([x], 1.0)[0]
-    assert torch.equal(found["weight"], wanted["weight"])
+    assert torch.equal(formed["weight"], wanted["weight"])
     assert torch.equal(noise, Seeded(1).noise(1).like([x], 1.0)[0])

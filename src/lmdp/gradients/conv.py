@@ -177,7 +177,7 @@ class Geometry:
     def _walked(self, x: Tensor, g: Tensor) -> tuple[compiled.Walk, Tensor, Tensor]:
         """How the compiled loops read the images; images and output gradients [B · groups, …] as they read them."""
         x, padding = (x, self.padding) if self.mode == "zeros" else (self.padded(x), ((0, 0),) * len(self.kernel))
-        x, g = (t if self.groups == 1 and _channels_last(t) else t.contiguous() for t in (x, g))
+        x, g = (t if self.groups == 1 and compiled.channels_last(t) else t.contiguous() for t in (x, g))
         x, g = (t if self.groups == 1 else t.view(len(t) * self.groups, -1, *t.shape[2:]) for t in (x, g))
         first = x.is_contiguous()
         return _walk(self.kernel, self.stride, self.dilation, padding, x.shape[1:], g.shape[2:], first), x, g
@@ -234,10 +234,6 @@ class Geometry:
         return x.new_zeros(shape) if total is None else total.reshape(shape)
 
 
-def _channels_last(tensor: Tensor) -> bool:
-    return tensor.movedim(1, -1).is_contiguous()
-
-
 @functools.lru_cache(maxsize=1024)
 def _walk(
     kernel: tuple[int, ...],
@@ -253,15 +249,16 @@ def _walk(
     framed = [size + sum(pair) for size, pair in zip(sizes, padding)]
     strides, of_frame = (_strides(channels, inner, channels_first) for inner in (sizes, framed))
     steps = [s * at for s, at in zip(stride, of_frame[1:])]
-    taps = _offsets([channels, *kernel], [of_frame[0], *(d * at for d, at in zip(dilation, of_frame[1:]))])
+    pixels = _offsets([channels, *kernel], [of_frame[0], *(d * at for d, at in zip(dilation, of_frame[1:]))])
     corner = sum(before * at for (before, _), at in zip(padding, of_frame[1:]))
     counts, width = ([channels, *sizes[:-1]], sizes[-1]) if channels_first else ([1, *sizes[:-1]], sizes[-1] * channels)
     rows = [_offsets(counts if any(map(any, padding)) else [0], each[: len(sizes)]) for each in (strides, of_frame)]
     return compiled.Walk(
-        taps=taps,
+        pixels=pixels,
         starts=_offsets(out[:-1], steps[:-1]),
         length=out[-1],
         step=steps[-1],
+        image=image.numel(),
         frame=channels * math.prod(framed),
         rows_from=rows[0],
         rows_to=rows[1] + corner,

@@ -1,11 +1,20 @@
-"""Compiled loops for what PyTorch has no fast operation for, on CPUs: see `kernels.c` and `loops.h`.
+"""Compiled loops for what PyTorch has no fast operation for, on CPUs.
 
     linear_rows, patch_rows   per-example weight gradients with their norms, and per-example bias gradients
     patch_sums                two weighted sums of per-example weight gradients, which are formed but not kept
     normal_pairs              normal numbers from random bits
 
+In reading order:
+
+    __init__    calls them, and finds the library
+    bounds      what is checked before C gets a pointer
+    kernels.c   structures, and the loops for every type of numbers and width of vectors
+    width.h     the loops for one width
+    loops.h     the loops
+
 They are optional. Without a C compiler at installation, on other devices and for other types of numbers, the same
-results come from PyTorch's operations. LMDP_COMPILED=0 in the environment switches them off.
+results come from PyTorch's operations. In the environment, LMDP_COMPILED=0 switches them off, and LMDP_KERNELS names
+another library to load, as `make sanitize` does.
 """
 
 from __future__ import annotations
@@ -14,15 +23,17 @@ import ctypes
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-SWITCH = "LMDP_COMPILED"
-_KINDS = {torch.float32: "float", torch.float64: "double"}
+from lmdp.gradients.compiled import bounds
+from lmdp.gradients.compiled.bounds import Walk as Walk
+from lmdp.gradients.compiled.bounds import channels_last as channels_last
+
+SWITCH, KERNELS = "LMDP_COMPILED", "LMDP_KERNELS"
 _ALIGNED = 16
 """Numbers to which parts of scratch memory are rounded up."""
 
@@ -40,8 +51,8 @@ class _Patches(ctypes.Structure):
     """As in `kernels.c`."""
 
     _fields_ = [
-        *((name, _NUMBER) for name in ("batch", "outputs", "taps", "positions", "runs", "length", "step")),
-        *((name, _POINTER) for name in ("start", "tap")),
+        *((name, _NUMBER) for name in ("batch", "outputs", "pixels", "positions", "runs", "length", "step")),
+        *((name, _POINTER) for name in ("start", "pixel")),
         *((name, _NUMBER) for name in ("image", "frame", "rows", "width")),
         *((name, _POINTER) for name in ("row_from", "row_to")),
         *((name, _NUMBER) for name in ("positions_last", "past_cache", "threads", "room")),
@@ -54,24 +65,6 @@ class _Linear(ctypes.Structure):
     _fields_ = [
         (name, _NUMBER) for name in ("batch", "positions", "outputs", "inputs", "past_cache", "threads", "room")
     ]
-
-
-@dataclass(frozen=True)
-class Walk:
-    """How a convolution reads an image: offsets, in numbers, into the frame that padding makes around the image.
-
-    `taps`: of each weight of one output. `starts`: of each run of output positions, which has `length` of them, `step`
-    apart. `rows_from`, `rows_to`: of each row of `width` numbers, in the image and in the frame; none without padding.
-    """
-
-    taps: Tensor
-    starts: Tensor
-    length: int
-    step: int
-    frame: int
-    rows_from: Tensor
-    rows_to: Tensor
-    width: int
 
 
 @dataclass(frozen=True)
@@ -101,60 +94,52 @@ def description() -> str:
 
 def applies(*tensors: Tensor) -> bool:
     """Whether the loops take these: plain tensors of one type, in memory."""
-    first = tensors[0]
-    return vector_bytes() is not None and first.dtype in _KINDS and all(_plain(t, first.dtype) for t in tensors)
-
-
-def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    kind = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_neg()
-    return kind and tensor.dtype == dtype and tensor.device.type == "cpu"
+    dtype = tensors[0].dtype
+    return vector_bytes() is not None and dtype in bounds.KINDS and all(bounds.plain(t, dtype) for t in tensors)
 
 
 def linear_rows(x: Tensor, g: Tensor, blocks: list[slice], *, bias: bool) -> Formed:
     """Gradients [out · in] from inputs [B, T, in] and output gradients [B, T, out]."""
     x, g = x.contiguous(), g.contiguous()
-    (positions, inputs), outputs = x.shape[1:], g.shape[2]
+    bounds.check_linear(x, g)
+    batch, positions, inputs = x.shape
+    outputs = g.shape[2]
     room = positions * (_rounded(inputs, PANEL_BYTES // x.element_size()) + _rounded(outputs, 8))
-    past_cache = len(x) * inputs * outputs > IN_CACHE
-
-    def struct(batch: int, threads: int) -> _Linear:
-        return _Linear(batch, positions, outputs, inputs, past_cache, threads, room)
-
-    return _formed("linear", x, g, struct, blocks, outputs * inputs, outputs if bias else 0, room)
+    past_cache = batch * inputs * outputs > IN_CACHE
+    job = _Linear(batch, positions, outputs, inputs, past_cache, torch.get_num_threads(), room)
+    return _formed("linear", job, x, g, blocks, outputs * inputs, bias)
 
 
 def patch_rows(walk: Walk, x: Tensor, g: Tensor, blocks: list[slice], *, bias: bool) -> Formed:
-    """Gradients [taps · out] from images [B, …], as they are in memory, and output gradients [B, out, …].
+    """Gradients [pixels · out] from images [B, …], as they are in memory, and output gradients [B, out, …].
 
     The memory of output gradients is in the order of their dimensions, or with the channels last.
     """
-    outputs, taps = g.shape[1], len(walk.taps)
-    past_cache = len(x) * taps * outputs > IN_CACHE
-
-    def struct(batch: int, threads: int) -> _Patches:
-        return _patches(walk, x, g, batch, threads, past_cache)
-
-    return _formed("patches", x, g, struct, blocks, taps * outputs, outputs if bias else 0, struct(1, 1).room)
+    job = _patches(walk, x, g)
+    job.past_cache = len(x) * job.pixels * job.outputs > IN_CACHE
+    return _formed("patches", job, x, g, blocks, job.pixels * job.outputs, bias)
 
 
 def patch_sums(walk: Walk, x: Tensor, g: Tensor, weights: Tensor) -> Tensor:
-    """Both weighted sums [2, out, taps] of the same gradients, under weights [2, B]."""
-    struct = _patches(walk, x, g, len(x), torch.get_num_threads(), False)
-    scratch, weights = x.new_empty(len(x) * struct.room), weights.contiguous()
-    sums = x.new_empty(2, g.shape[1], len(walk.taps))
-    _function("patch_sums", x.dtype)(ctypes.byref(struct), *map(_at, (x, g, weights, sums, scratch)))
+    """Both weighted sums [2, out, pixels] of the same gradients, under weights [2, B]."""
+    job, weights = _patches(walk, x, g), weights.contiguous()
+    bounds.check_weights(weights, x)
+    scratch = _scratch("patches", job, x, parts=len(x))
+    sums = x.new_empty(2, job.outputs, job.pixels)
+    _function("patch_sums", x.dtype)(ctypes.byref(job), *map(_at, (x, g, weights, sums, scratch)))
     return sums
 
 
-def _patches(walk: Walk, x: Tensor, g: Tensor, batch: int, threads: int, past_cache: bool) -> _Patches:
-    outputs, positions = g.shape[1], g.shape[2:].numel()
+def _patches(walk: Walk, x: Tensor, g: Tensor) -> _Patches:
+    bounds.check_images(walk, x, g)
+    outputs, positions = g.shape[1], walk.positions
     frame = _rounded(walk.frame, _ALIGNED) if len(walk.rows_to) else 0
     room = frame + positions * _rounded(outputs, PANEL_BYTES // x.element_size())
-    starts, taps, row_from, row_to = (t.data_ptr() for t in (walk.starts, walk.taps, walk.rows_from, walk.rows_to))
+    starts, pixels, row_from, row_to = (t.data_ptr() for t in (walk.starts, walk.pixels, walk.rows_from, walk.rows_to))
     return _Patches(
-        *(batch, outputs, len(walk.taps), positions, len(walk.starts), walk.length, walk.step, starts, taps),
-        *(x[0].numel(), frame, len(walk.rows_to), walk.width, row_from, row_to),
-        *(g.is_contiguous(), past_cache, threads, room),
+        *(len(x), outputs, len(walk.pixels), positions, len(walk.starts), walk.length, walk.step, starts, pixels),
+        *(walk.image, frame, len(walk.rows_to), walk.width, row_from, row_to),
+        *(g.is_contiguous(), False, torch.get_num_threads(), room),
     )
 
 
@@ -163,40 +148,42 @@ def normal_pairs(words: Tensor, std: float, first: Tensor, second: Tensor) -> bo
 
     False if there is a uniform number so small that it needs more bits: what was written is then not to be used.
     """
+    bounds.check_pairs(words, first, second)
     normal = _function("normal", first.dtype)
     small = normal(_at(words), len(first), std, _at(first), _at(second), torch.get_num_threads())
     return int(small) == 0
 
 
 def _formed(
-    name: str,
-    x: Tensor,
-    g: Tensor,
-    struct: Callable[[int, int], ctypes.Structure],
-    blocks: list[slice],
-    width: int,
-    bias_width: int,
-    room: int,
+    name: str, job: _Linear | _Patches, x: Tensor, g: Tensor, blocks: list[slice], width: int, bias: bool
 ) -> Formed:
-    threads = min(torch.get_num_threads(), max(b.stop - b.start for b in blocks))
-    function = _function(name, x.dtype)
-    scratch = x.new_empty(threads * room)
-    norms = torch.empty(len(x), dtype=torch.float64, device=x.device)
-    bias = x.new_empty(len(x), bias_width) if bias_width else None
-    kept = []
-    for some in blocks:
-        count = some.stop - some.start
-        block = x.new_empty(count, width)
+    """The gradients of a job, one block of examples after the other."""
+    function, batch = _function(name, x.dtype), job.batch
+    bounds.check_blocks(blocks, batch)
+    job.threads = min(job.threads, max(block.stop - block.start for block in blocks))
+    scratch = _scratch(name, job, x, parts=job.threads)
+    norms = torch.empty(batch, dtype=torch.float64, device=x.device)
+    biases = x.new_empty(batch, job.outputs) if bias else None
+    gradients = []
+    for block in blocks:
+        job.batch = block.stop - block.start
+        gradients.append(x.new_empty(job.batch, width))
         function(
-            ctypes.byref(struct(count, threads)),
-            *(_at(t, some.start) for t in (x, g)),
-            _at(block),
-            None if bias is None else _at(bias, some.start),
-            _at(norms, some.start),
+            ctypes.byref(job),
+            *(_at(t, block.start) for t in (x, g)),
+            _at(gradients[-1]),
+            None if biases is None else _at(biases, block.start),
+            _at(norms, block.start),
             _at(scratch),
         )
-        kept.append(block)
-    return Formed(tuple(kept), norms, bias)
+    return Formed(tuple(gradients), norms, biases)
+
+
+def _scratch(name: str, job: _Linear | _Patches, x: Tensor, *, parts: int) -> Tensor:
+    """As many parts of `job.room` numbers, which is what the loops need at least."""
+    scratch = x.new_empty(parts * job.room)
+    bounds.check_scratch(scratch, parts, job.room, _function(f"{name}_room", x.dtype)(ctypes.byref(job)))
+    return scratch
 
 
 def _at(tensor: Tensor, row: int = 0) -> ctypes.c_void_p:
@@ -208,15 +195,14 @@ def _rounded(count: int, multiple: int) -> int:
 
 
 def _function(name: str, kind: torch.dtype) -> Any:
-    return _loaded(f"lmdp_{name}_{_KINDS[kind]}_{vector_bytes()}")
+    return _loaded(name, kind, vector_bytes())
 
 
 @functools.cache
-def _loaded(name: str) -> Any:
-    function = getattr(_library(), name)
-    normal = "normal" in name
-    function.restype = _NUMBER if normal else None
-    if normal:
+def _loaded(name: str, kind: torch.dtype, width: int) -> Any:
+    function = getattr(_library(), f"lmdp_{name}_{bounds.KINDS[kind]}_{width}")
+    function.restype = _NUMBER if name in ("normal", "patches_room", "linear_room") else None
+    if name == "normal":
         function.argtypes = [_POINTER, _NUMBER, ctypes.c_double, _POINTER, _POINTER, _NUMBER]
     return function
 
@@ -225,10 +211,27 @@ def _loaded(name: str) -> Any:
 def _library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
-    found = importlib.util.find_spec("lmdp.gradients.compiled._kernels")
-    if found is None or found.origin is None:
+    if path := os.environ.get(KERNELS):
+        return _agreeing(ctypes.CDLL(path))
+    spec = importlib.util.find_spec("lmdp.gradients.compiled._kernels")
+    if spec is None or spec.origin is None:
         return None
     try:
-        return ctypes.CDLL(found.origin)
+        return _agreeing(ctypes.CDLL(spec.origin))
     except OSError:
         return None
+
+
+def _agreeing(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, if it was compiled for the structures that are handed to it."""
+    sizes = [ctypes.sizeof(structure) for structure in (_Patches, _Linear)]
+    try:
+        compiled_for = list((_NUMBER * len(sizes)).in_dll(library, "lmdp_structures"))
+    except ValueError:
+        compiled_for = []
+    if compiled_for != sizes:
+        raise RuntimeError(
+            f"the compiled loops in {library._name} take structures of {compiled_for} bytes; this version of lmdp has "
+            f"{sizes}. Install lmdp again, or set {SWITCH}=0 to do without them."
+        )
+    return library

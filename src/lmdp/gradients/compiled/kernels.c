@@ -2,12 +2,18 @@
  *
  * `loops.h` holds the loops. They are compiled for every width of a processor's vectors and for both types of numbers:
  * lmdp_linear_float_64 works on floats in vectors of 64 bytes. `__init__.py` calls those of the widest vectors that the
- * processor has, and has checked the memory behind every pointer.
+ * processor has.
  *
- * To look for reads and writes outside of that memory:
- *     CFLAGS=-fsanitize=address,undefined pip install -e . --no-build-isolation --no-deps --force-reinstall
- *     LD_PRELOAD=$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so) ASAN_OPTIONS=detect_leaks=0 \
- *         python -m pytest tests/private/test_compiled.py tests/private/test_rules.py
+ * Nothing is checked here. That no loop leaves the memory behind its pointers has been checked before:
+ *
+ *     bounds.py, Walk      once per geometry: the offsets `start`, `pixel`, `row_from` and `row_to`, and how far runs and
+ *                          rows reach from there, in the image and in its frame
+ *     bounds.py, check_*   at every call: type, shape and order in memory of each tensor, that they fit the walk and each
+ *                          other, and that blocks of examples follow each other from the first to the last
+ *     __init__.py          at every call: that scratch memory is as large as the loops say. When the library is loaded:
+ *                          that both sides mean the same structures
+ *
+ * `make sanitize` runs the tests of the loops under the compiler's sanitizers.
  */
 #include <math.h>
 #include <omp.h>
@@ -21,19 +27,25 @@
 #define FENCE() (void)0
 #endif
 
-#define TAPS 8   /* rows of a gradient that are worked on at once */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1 /* by what does not see numbers that are written past the cache */
+#else
+#define SANITIZED 0
+#endif
+
+#define STRIP 8  /* rows of a gradient that are worked on at once */
 #define SHORT 64 /* positions that are added up one after the other, where rounding matters */
 
-/* How taps go over the positions of an example: in runs, and within a run `step` numbers further each time. */
+/* How pixels go over the positions of an example: in runs, and within a run `step` numbers further each time. */
 typedef struct {
     int64_t runs, length, step;
-    const int64_t *start; /* of every run, from where a tap begins */
+    const int64_t *start; /* of every run, from where a pixel begins */
 } Walk;
 
 typedef struct {
-    int64_t batch, outputs, taps, positions;
+    int64_t batch, outputs, pixels, positions;
     Walk walk;
-    const int64_t *tap;                /* where each tap begins in a frame */
+    const int64_t *pixel;              /* where the pixel of each weight of an output begins in a frame */
     int64_t image, frame, rows, width; /* numbers of an image and of the frame around it; rows to copy, if any */
     const int64_t *row_from, *row_to;  /* where each row is in the image, and where it belongs in the frame */
     int64_t positions_last;            /* whether output gradients are [outputs, positions] */
@@ -44,6 +56,9 @@ typedef struct {
 typedef struct {
     int64_t batch, positions, outputs, inputs, past_cache, threads, room;
 } Linear;
+
+/* Sizes that the caller's structures must have. */
+const int64_t lmdp_structures[] = {sizeof(Patches), sizeof(Linear)};
 
 #define JOINED(a, b, c) lmdp_##a##_##b##_##c
 #define JOIN(a, b, c) JOINED(a, b, c)
