@@ -21,8 +21,8 @@ TOP = Path(__file__).parents[2]
 BUILD = TOP / "build" / "sanitize"
 LOOPS = "src/lmdp/gradients/compiled/kernels.c"
 TESTS = ("tests/gradients/test_compiled.py", "tests/gradients/test_rules.py", "tests/private/test_noise.py")
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-CC = os.environ.get("CC", "gcc")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+CC = "gcc"  # whose libraries, and whose calls of OpenMP, the parts know
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,11 @@ def run(part: Part) -> int:
         print(f"sanitize, {part.name}: left out, as {reason}", flush=True)  # noqa: T201
         return 0
     print(f"sanitize, {part.name}: {' '.join(TESTS)}", flush=True)  # noqa: T201
-    loaded = {"LD_PRELOAD": ":".join(map(_library, part.libraries)), "LMDP_KERNELS": str(compiled(part))}
+    loaded = {"LD_PRELOAD": ":".join(map(_library, part.libraries))}
+    loops = {"LMDP_COMPILED": "1", "LMDP_KERNELS": str(compiled(part))}
     # Reports go to the terminal: a process that is stopped by one does not hand over what pytest has captured.
     command = [*PYTEST, "--capture=sys", *part.pytest, *TESTS]
-    return subprocess.run(command, cwd=TOP, env=os.environ | part.options | loaded, check=False).returncode
+    return subprocess.run(command, cwd=TOP, env=os.environ | part.options | loaded | loops, check=False).returncode
 
 
 if __name__ == "__main__":

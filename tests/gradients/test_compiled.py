@@ -49,10 +49,8 @@ def test_where_there_is_a_compiler_the_loops_are_compiled() -> None:
 
 def test_the_environment_can_switch_them_off() -> None:
     code = "from lmdp.gradients import compiled; print(compiled.vector_bytes())"
-    run = [sys.executable, "-c", code]
-    assert (
-        subprocess.run(run, env=os.environ | {"LMDP_COMPILED": "0"}, capture_output=True, text=True).stdout == "None\n"
-    )
+    run, env = [sys.executable, "-c", code], os.environ | {"LMDP_COMPILED": "0"}
+    assert subprocess.run(run, env=env, capture_output=True, text=True).stdout == "None\n"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -6,12 +6,12 @@
  *
  * Nothing is checked here. That no loop leaves the memory behind its pointers has been checked before:
  *
- *     bounds.py, Walk      once per geometry: the offsets `start`, `pixel`, `row_from` and `row_to`, and how far runs and
- *                          rows reach from there, in the image and in its frame
- *     bounds.py, check_*   at every call: type, shape and order in memory of each tensor, that they fit the walk and each
- *                          other, and that blocks of examples follow each other from the first to the last
- *     __init__.py          at every call: that scratch memory is as large as the loops say. When the library is loaded:
- *                          that both sides mean the same structures
+ *     bounds.py, Walk      once per geometry: the offsets `start`, `pixel`, `row_from` and `row_to`, and how far runs
+ *                          and rows reach from there, in the image and in its frame
+ *     bounds.py, check_*   at every call: type, shape and order in memory of each tensor, that they fit the walk and
+ *                          each other, and that blocks of examples follow each other from the first to the last; that
+ *                          scratch memory is as large as the loops here say (`patches_room`, `linear_room`)
+ *     __init__.py          when the library is loaded: that both sides mean the same structures
  *
  * `make sanitize` runs the tests of the loops under the compiler's sanitizers.
  */
