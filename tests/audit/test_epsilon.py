@@ -113,7 +113,7 @@ def test_a_gaussian_mechanism_is_never_refuted_more_often_than_the_confidence_al
     from lmdp.audit.epsilon import _best_threshold, _errors
 
     rng, sigma, delta = np.random.default_rng(1), 1.0, 1e-2
-    claimed = epsilon_spent(Mechanism(sigma, 1.0), steps=1, delta=delta, accountant="pld")
+    claimed = epsilon_spent(sigma, 1.0, steps=1, delta=delta, accountant="pld")
     present, refuted = np.arange(200) % 2 == 0, 0
     for _ in range(300):
         scores = rng.normal(0, sigma, 200) + present
@@ -193,12 +193,11 @@ def test_a_thousand_runs_show_no_more_than_is_claimed(method: str, weights: str,
 
 def test_noise_that_is_smaller_than_stated_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: a tenth of the noise. The claim is the engine's own and stays what it was."""
-    from lmdp.private.step import PrivateStep
 
     honest = one_run("dpsgd", "fixed", batch_size=420)
-    spread = PrivateStep.gradient_std.fget
+    spread = Mechanism.gradient_std.fget
     assert spread is not None
-    monkeypatch.setattr(PrivateStep, "gradient_std", property(lambda self: spread(self) / 10))
+    monkeypatch.setattr(Mechanism, "gradient_std", property(lambda self: spread(self) / 10))
     train = canaries.slate_training(batch_size=420, noise_multiplier=4.0, method="dpsgd")
     many, common = canaries.dirac(2, 401, 400), canaries.crowd(20, 2, 401)
     bound = lmdp.audit_epsilon(train, common, many, delta=DELTA, confidence=CONFIDENCE, score=canaries.along)
@@ -238,7 +237,7 @@ def test_canaries_in_input_space_show_no_more_than_is_claimed() -> None:
 
 def test_the_claim_is_the_accountants_and_the_result_survives_json() -> None:
     bound = one_run("lm", "private")
-    expected = epsilon_spent(Mechanism(1.0, 350 / 420), steps=4, delta=DELTA)
+    expected = epsilon_spent(1.0, 350 / 420, steps=4, delta=DELTA)
     assert bound.claimed == pytest.approx(expected)
     again = lmdp.EpsilonBound.from_dict(json.loads(json.dumps(bound.to_dict())))
     assert again == bound

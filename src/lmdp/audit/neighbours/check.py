@@ -159,12 +159,12 @@ class _WatchedEngine(StagedEngine):
 
     def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
         module, optimizer, loader = super().make_private(**options)
-        _refuse_dropout(module)
         self._module, self._optimizer, self._recorder.engine = module, optimizer, self
         self.trained = [p for p in module.parameters() if p.requires_grad]
         record = self._recorder.record
         record.stated = self.mechanism
         record.dtype = min((p.dtype for p in self.trained), key=lambda dtype: torch.finfo(dtype).bits)
+        _refuse_dropout(module)
         return module, optimizer, loader
 
     def watched(self) -> str:
