@@ -137,6 +137,12 @@ def test_names_say_what_a_value_is(path: Path) -> None:
     assert names & NOT_NAMES == set()
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_function_changes_a_global(path: Path) -> None:
+    """What the process knows is in one registry (`gradients/attach.py`); besides there are tables and caches."""
+    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Global)]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "gradients").rglob("*.py")), ids=lambda p: p.stem)
 def test_gradients_know_nothing_of_privacy(path: Path) -> None:
     names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +117,13 @@ def test_the_event_of_a_mechanism_composes_with_others_to_what_the_ledger_says()
     apart.compose(mechanism.event(3)).compose(mechanism.event(4))
     assert together.get_epsilon(1e-5) == pytest.approx(mechanism.epsilon(7, 1e-5))
     assert apart.get_epsilon(1e-5) == pytest.approx(together.get_epsilon(1e-5))
+
+
+def test_docs_tell_of_every_method_and_source() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for told in (lmdp.PrivacyEngine.make_private.__doc__ or "", readme):
+        assert [name for name, method in METHODS.items() if method.private and name not in told] == []
+        assert [name for name in SOURCES if name not in told] == []
 
 
 def test_the_classes_of_the_sources_are_those_of_the_table() -> None:
