@@ -55,6 +55,7 @@ def test_seeded_trainings_of_every_method_and_source_end_with_the_recorded_bits(
         assert differing == []
 
 
+@pytest.mark.slow
 def test_a_whole_run_leaves_the_recorded_folder(tmp_path: Path) -> None:
     folders.make(tmp_path)
     folders.run(tmp_path, *folders.HALF, "--resume")
