@@ -607,3 +607,18 @@ def test_a_table_that_happens_to_be_as_long_as_the_batch_is_not_taken_for_exampl
         F.cross_entropy(model(torch.randn(size, 4), torch.randn(8, 4)), torch.zeros(size, dtype=torch.long)).backward()
         optimizer.step()
         assert engine.steps == 1
+
+
+def test_a_pass_on_public_data_is_not_judged() -> None:
+    """Public examples may meet: their gradients cost no privacy, whatever the loss on them."""
+    x, y = torch.randn(6, 1, 6, 6), torch.arange(6) % 3
+
+    def weighted(output: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(output, labels, weight=torch.tensor([1.0, 2.0, 3.0]))
+
+    engine, model, optimizer, loader = private(
+        method="lm", weights="public", public_data=(x, y), criterion=weighted, public_every=1
+    )
+    train(model, optimizer, loader)
+    assert engine.steps == len(loader)
+    assert not any("refused" in reason for reason in engine.privacy_statement(1e-5).reasons)
