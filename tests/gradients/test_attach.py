@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -231,3 +232,103 @@ def test_the_allocator_is_left_alone_by_switch_or_where_somebody_has_set_it_up(v
         [sys.executable, "-c", code], env=os.environ | {variable: value}, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_hooks_are_there_even_if_another_training_is_forgotten_while_they_are_put_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Collecting the last training takes the hooks off; one that has just found them there must not go without."""
+    old = model()
+    optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
+    held = [attached(old, optimizer)]
+    dropped = [weakref.ref(old)]
+    del old, optimizer
+    reference = weakref.ref
+
+    def forgetting(*args: Any) -> Any:
+        held.clear()
+        gc.collect()
+        return reference(*args)
+
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(attach.weakref, "ref", forgetting)
+        engine, loader = attached(module, optimizer)
+    assert dropped[0]() is None
+    train(module, optimizer, loader)
+    assert engine.steps == len(loader)
+
+
+def test_an_interrupted_public_pass_leaves_parameters_trainable() -> None:
+    x, y = data()
+
+    class Interrupted(nn.Linear):
+        interrupt = False
+
+        def forward(self, batch: Tensor) -> Tensor:
+            if Interrupted.interrupt and len(batch) == len(x):
+                raise KeyboardInterrupt
+            return super().forward(batch)
+
+    module = nn.Sequential(nn.Flatten(), Interrupted(36, 2))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    engine, loader = attached(module, optimizer, weights="public", public_data=(x, y), public_every=1)
+    F.cross_entropy(module(x[:5]), y[:5]).backward()
+    Interrupted.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    Interrupted.interrupt = False
+    assert all(p.requires_grad for p in module.parameters())
+    train(module, optimizer, loader)
+    engine.detach()
+    assert all(p.requires_grad for p in module.parameters())
+
+
+def test_a_copy_of_an_engine_does_not_detach_the_original() -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    engine, loader = attached(module, optimizer)
+    copy.deepcopy(engine).detach()
+    train(module, optimizer, loader)
+    assert engine.steps == len(loader)
+
+
+def test_an_optimizer_whose_step_was_wrapped_before_is_forgotten_too() -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.step = partial(optimizer.step)  # type: ignore[method-assign]
+    engine, loader = attached(module, optimizer)
+    train(module, optimizer, loader)
+    forgotten = [weakref.ref(engine), weakref.ref(module), weakref.ref(optimizer)]
+    del engine, loader, module, optimizer
+    gc.collect()
+    assert [reference() for reference in forgotten] == [None, None, None]
+
+
+def test_hooks_of_others_for_the_whole_process_come_after_ours() -> None:
+    """A hook that changes outputs belongs to what follows the module, whenever it was registered."""
+    x, y = data()
+    released = []
+    for doubled in (False, True):
+        module = model()
+        hook = torch_hooks.register_module_forward_hook(lambda m, args, output: output * 2) if doubled else None
+        capture = Capture(module, LayerMap.of(module))
+        try:
+            F.cross_entropy(module(x), y, reduction="sum").backward()
+            gradients = capture.take()
+        finally:
+            capture.detach()
+            if hook is not None:
+                hook.remove()
+        plain = model()
+        hook = torch_hooks.register_module_forward_hook(lambda m, args, output: output * 2) if doubled else None
+        F.cross_entropy(plain(x), y, reduction="sum").backward()
+        if hook is not None:
+            hook.remove()
+        scales = torch.ones(len(x), len(capture.layers))
+        sums = gradients.weighted_sums([scales], capture.layers)[0]
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(sums[name], parameter.grad, rtol=1e-4, atol=1e-4)
+        released.append(sums)
+    assert not torch.allclose(released[0]["4.weight"], released[1]["4.weight"])

@@ -192,3 +192,15 @@ def test_a_risk_mapping_is_read_by_layer_name_whatever_its_order() -> None:
 @pytest.mark.parametrize("option", ["max_norm", "scale_grad_by_freq"])
 def test_an_embedding_bag_that_touches_other_examples_is_refused(option: str) -> None:
     refuse(option, nn.EmbeddingBag(4, 4, mode="sum", **{option: True}))
+
+
+def test_detaching_twice_does_not_hide_what_was_changed_in_between() -> None:
+    engine, model, optimizer, loader = private()
+    train(model, optimizer, loader)
+    engine.detach()
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    engine.detach()
+    assert (
+        "the parameters were changed after detach(), outside of this account" in engine.privacy_statement(1e-5).reasons
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,9 +65,8 @@ def test_an_unknown_method_is_refused_with_all_that_there_are(made_up: Method) -
 
 def test_every_source_of_the_table_is_at_work_under_its_own_name() -> None:
     """With the certification that the table says: only `batch` may look at the private batch."""
-    risk = torch.tensor([0.3, 0.4], dtype=torch.float64)
     for method, source in choices():
-        at_work = source_for(source, METHODS[method], risk, probe=lambda: lambda _: 1 / 0, every=1, share=0.1)  # type: ignore[arg-type, return-value]
+        at_work = source_for(source, METHODS[method], [0.3, 0.4], 1.0, lambda: lambda _: 1 / 0, 1, 0.1)  # type: ignore[arg-type, return-value]
         assert at_work.name == (source if METHODS[method].reweighted else "none")
         assert at_work.reads_batch == (bool(SOURCES[source].refuted) and METHODS[method].reweighted)
         assert math.isclose(float(at_work.current().norm()), 1.0) or not METHODS[method].reweighted
@@ -151,3 +151,49 @@ def test_observers_are_asked_and_make_a_run_uncertified() -> None:
         optimizer.step()
     assert Mute.asked == engine.steps == 2
     assert "an observer may have replaced what was drawn or released" in engine.privacy_statement(1e-5).reasons
+
+
+def test_the_observer_that_does_nothing_cannot_be_made_to_do_something() -> None:
+    """Else a run could be watched, or its noise replaced, without a word in the statement."""
+    engine, *_ = private_probe(torch.ones(2, 2, 3), method="dpsgd")
+    for name in ("randomness", "statistic", "before_release", "after_release"):
+        with pytest.raises(AttributeError):
+            setattr(engine.observer, name, lambda *_: None)
+    with pytest.raises(RuntimeError, match="already made a training private"):
+        engine.observer = lmdp.private.Observer()
+
+
+def test_an_observer_cannot_cover_its_tracks() -> None:
+    class Sly(lmdp.private.Observer):
+        def randomness(self, randomness: Any) -> Any:
+            engine.observer = lmdp.private.Observer()
+            return randomness
+
+    engine = lmdp.PrivacyEngine()
+    engine.observer = Sly()
+    model = nn.Linear(2, 1)
+    engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), batch_size=2),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    assert not engine.privacy_statement(1e-5).certified
+
+
+def test_weights_that_read_the_batch_are_not_certified_whatever_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "batch", replace(SOURCES["batch"], refuted=""))
+    engine, *_ = private_probe(torch.ones(2, 2, 3), method="lm", weights="batch", seed=None, noise_multiplier=1.0)
+    assert "the layer weights read the private batch" in engine.privacy_statement(1e-5).reasons
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_budget": 5}, {"weights": "public", "public_data": "x"}, {"weights": "public", "public_every": 0}],
+    ids=str,
+)
+def test_settings_of_weights_are_checked_even_where_a_method_has_none(options: dict[str, Any]) -> None:
+    public = {"public_data": (torch.ones(2, 2, 3), torch.zeros(2))}
+    with pytest.raises((ValueError, TypeError)):
+        private_probe(torch.ones(2, 2, 3), method="dpsgd", **(public | options))

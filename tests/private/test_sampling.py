@@ -168,3 +168,18 @@ def test_loaders_that_cannot_be_sampled_are_refused_with_the_remedy() -> None:
         poisson_loader(loader(4, 2, sampler=some), uniforms=Seeded(0).uniforms)
     with pytest.raises(ValueError, match="max_physical_batch_size is 0"):
         poisson_loader(loader(4, 2), uniforms=Seeded(0).uniforms, max_physical_batch_size=0)
+
+
+def test_a_dataset_of_ones_own_gives_its_own_examples_whatever_it_is_made_of() -> None:
+    class Sevens(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            return (torch.full((2,), 7.0),)
+
+        def examples_at(self, indices: Tensor) -> list[Tensor]:
+            return [torch.zeros(len(indices), 2)]
+
+        def __lmdp_examples_at__(self, indices: Tensor) -> list[Tensor]:
+            return [torch.full((len(indices), 2), 7.0)]
+
+    source = poisson_loader(DataLoader(Sevens(torch.zeros(20, 2)), batch_size=10), Seeded(0).uniforms)
+    assert {float(value) for (batch,) in source for value in batch.flatten()} == {7.0}

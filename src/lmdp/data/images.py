@@ -65,7 +65,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         at = torch.as_tensor(indices, dtype=torch.long)
         return Images(self.pixels[at], self.labels[at])
 
-    def examples_at(self, indices: Tensor) -> list[Tensor]:
+    def __lmdp_examples_at__(self, indices: Tensor) -> list[Tensor]:
         """What a data loader would collate of these examples."""
         return list(self.take(indices).tensors())
 

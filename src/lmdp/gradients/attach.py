@@ -23,7 +23,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,12 +77,14 @@ class Registry:
 
     def add_listener(self, listener: Listener, modules: Iterable[nn.Module]) -> None:
         with self._lock:
+            # Listeners first: what is forgotten at this very moment would else find nobody, and take the hooks off.
+            self._listeners.update(dict.fromkeys(modules, weakref.ref(listener)))
             if not self._hooks:
                 before = torch_hooks.register_module_forward_pre_hook(_before_forward)
                 after = torch_hooks.register_module_forward_hook(_after_forward, with_kwargs=True, always_call=True)
                 left: dict[int, Any] = torch_hooks._global_forward_hooks_with_kwargs  # of which torch removes nothing
+                cast(Any, torch_hooks._global_forward_hooks).move_to_end(after.id, last=False)  # others come after
                 self._hooks = [before.remove, after.remove, lambda: left.pop(after.id, None)]
-            self._listeners.update(dict.fromkeys(modules, weakref.ref(listener)))
 
     def remove_listener(self, modules: Iterable[nn.Module]) -> None:
         with self._lock:
@@ -129,11 +131,19 @@ if hasattr(os, "register_at_fork"):
 
 
 class Attachment:
-    """What one training has attached to. `detach` takes all of it back; so does forgetting the attachment."""
+    """What one training has attached to. `detach` takes all of it back; so does forgetting the attachment.
+
+    An optimizer whose methods are replaced holds the attachment: there is nothing to take back once it is forgotten.
+    """
 
     def __init__(self) -> None:
         self._undo: list[Undo] = []
+        self._methods: list[Undo] = []
         weakref.finalize(self, _take_back, self._undo)
+
+    def __reduce__(self) -> tuple[type[Attachment], tuple[()]]:
+        """A copy has attached to nothing."""
+        return Attachment, ()
 
     def listen(self, listener: Listener, modules: Iterable[nn.Module]) -> None:
         """Nothing below may hold a module or an optimizer: it may hold us, and would then never be forgotten."""
@@ -159,18 +169,16 @@ class Attachment:
 
         # Bound to the optimizer, because learning-rate schedulers rebind `optimizer.step.__func__`.
         vars(optimizer)[name] = types.MethodType(instead, optimizer)
-        reference = weakref.ref(optimizer)
 
         def put_back() -> None:
-            held = reference()
-            if held is not None:
-                vars(held).pop(name, None)
-                vars(held).update({} if before is None else {name: before})
+            vars(optimizer).pop(name, None)
+            vars(optimizer).update({} if before is None else {name: before})
 
-        self._undo.append(put_back)
+        self._methods.append(put_back)
         return original  # type: ignore[no-any-return]
 
     def detach(self) -> None:
+        _take_back(self._methods)
         _take_back(self._undo)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -156,7 +156,9 @@ class Capture:
         self.model, self.layers, self.watcher = model, layers, watcher
         self.owners = owners_of(model, frozenset(generic_modules))
         every = {o.full_names[name]: p for o in self.owners for name, p in o.parameters.items()}
-        self._canonical = _canonical_names(every, layers)
+        # Every name of a parameter → the one the layer map knows it by (tied parameters have several).
+        by_id = {id(p): name for name, p in every.items() if name in layers.index}
+        self._canonical = {name: by_id[id(p)] for name, p in every.items()}
         self.parameters = {name: every[name] for name in layers.index}
         uses = Counter(name for o in self.owners for name in {self._canonical[f] for f in o.full_names.values()})
         self._tied = {o for o in self.owners if any(uses[self._canonical[f]] > 1 for f in o.full_names.values())}
@@ -181,8 +183,7 @@ class Capture:
         self.attachment.detach()
         if self.watcher is not None:
             self.watcher.close()
-        self._pass.discard()
-        self._pass = Pass()
+        self._end_pass()
 
     def plan(self) -> Plan:
         """Which rule every module uses, and why, as of the last backward pass."""
@@ -341,30 +342,28 @@ class Capture:
             )
         reached = {self._canonical[name] for name in arrived.reached}
         unreached = [name for name in self.layers.index if name not in reached]
-        self._pass.discard()
-        self._pass = Pass()
+        self._end_pass()
         return PerExampleGradients(arrived.batch_size, list(arrived.pieces.values()), arrived.shared, unreached)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, a pass that is not the user's: what is under way of theirs is kept, and nobody watches."""
-        before, watcher = self._pass, self.watcher
-        self._pass, self.watcher = Pass(), None
+        """Inside, a pass that is not the user's: it puts an end to theirs, and nobody watches."""
+        watcher, self.watcher = self.watcher, None
+        self._end_pass()
         try:
             yield
         finally:
-            self._pass, self.watcher = before, watcher
+            self._end_pass()
+            self.watcher = watcher
+
+    def _end_pass(self) -> None:
+        self._pass.discard()
+        self._pass = Pass()
 
 
 def leading_dimension(inputs: Any) -> int | None:
     """Length of the first tensor with a length: how many examples a call is about."""
     return next((len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
-
-
-def _canonical_names(parameters: Mapping[str, nn.Parameter], layers: LayerMap) -> dict[str, str]:
-    """Every name of a parameter → the one the layer map knows it by (tied parameters have several)."""
-    by_id = {id(p): name for name, p in parameters.items() if name in layers.index}
-    return {name: by_id[id(p)] for name, p in parameters.items()}
 
 
 def _batch_size(call: Call, use: Use, before: int | None) -> int:

@@ -24,7 +24,7 @@ from lmdp.private.public import PublicProbe
 from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of, steps_per_pass
 from lmdp.private.statement import PrivacyStatement, Run, standing_reasons
 from lmdp.private.step import Observer, PrivateStep, StepOptions
-from lmdp.private.weights import LayerWeights, check_source, risk_factors, source_for
+from lmdp.private.weights import LayerWeights, check_source, source_for
 
 Criterion = Callable[[Any, Any], Tensor]
 Three = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
@@ -50,7 +50,7 @@ class PrivacyEngine:
         self._secure = Secure() if secure_mode else None
         self.accountant = accountant
         self.diagnostics: Diagnostics | None = None
-        self.observer = Observer()
+        self._observer = Observer()
         self._run: Run | None = None
 
     def make_private(
@@ -102,35 +102,31 @@ class PrivacyEngine:
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """
+        observer, observed = self._observer, type(self._observer) is not Observer
         parts_alone = max_physical_batch_size is not None and not poisson_sampling
         self._check(module, optimizer, loss_reduction, parts_alone)
         rate, size = sample_rate_of(data_loader)
         layers, mean_loss = LayerMap.of(module), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
-        factors = risk_factors(error_rates_for(risk, layers), emphasis)
+        rates = error_rates_for(risk, layers)
         check_source(weights, clipping.method, public_data, data_loader.dataset)
-        randomness, loader, log = self.observer.randomness(self._randomness(seed)), data_loader, None
+        randomness, loader, log = observer.randomness(self._randomness(seed)), data_loader, None
         if poisson_sampling:
-            loader = poisson_loader(
-                data_loader,
-                uniforms=randomness.uniforms,
-                max_physical_batch_size=max_physical_batch_size,
-            )
+            loader = poisson_loader(data_loader, randomness.uniforms, max_physical_batch_size)
             log = loader.log
         keep_freed_memory()
         independence = Independence(module, mean_loss=mean_loss) if check_mixing else None
         capture = Capture(module, layers, generic_modules=generic, memory_budget=memory_budget, watcher=independence)
         try:
             probe = partial(PublicProbe, capture, public_data, criterion, clipping)
-            source = source_for(weights, clipping.method, factors, probe=probe, every=public_every, share=weight_budget)
+            source = source_for(weights, clipping.method, rates, emphasis, probe, public_every, weight_budget)
             mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size)
             self.diagnostics = Diagnostics() if diagnostics else None
-            options = StepOptions(mean_loss, allow_unused, self.diagnostics, self.observer)
+            options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer)
             step = PrivateStep(capture, clipping, source, randomness, mechanism, options)
             ledger = Ledger(mechanism)
             private = PrivateOptimizer(optimizer, step, ledger, log)
-            observed = type(self.observer) is not Observer
-            reasons = standing_reasons(mechanism, poisson=poisson_sampling, seed=seed, observed=observed)
+            reasons = standing_reasons(mechanism, source.reads_batch, poisson_sampling, seed, observed)
             self._run = Run(capture, step, private, ledger, log, independence, size, reasons)
         except BaseException:
             capture.detach()
@@ -197,21 +193,10 @@ class PrivacyEngine:
         steps = math.ceil(epochs * steps_per_pass(rate) - 1e-9)
         if steps < 1:
             raise ValueError(f"epochs is {epochs}; it must be above 0")
-        sigma = calibrate_noise(
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            sample_rate=rate,
-            steps=steps,
-            accountant=self.accountant,
-        )
-        three = self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=sigma,
-            max_grad_norm=max_grad_norm,
-            **options,
-        )
+        target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
+        sigma = calibrate_noise(**target, sample_rate=rate, steps=steps, accountant=self.accountant)
+        given: dict[str, Any] = {"module": module, "optimizer": optimizer, "data_loader": data_loader}
+        three = self.make_private(**given, noise_multiplier=sigma, max_grad_norm=max_grad_norm, **options)
         ledger = self._attached.ledger
         ledger.target_epsilon, ledger.target_delta, ledger.planned_steps = target_epsilon, target_delta, steps
         return three
@@ -224,7 +209,19 @@ class PrivacyEngine:
         """Make the model and the optimizer ordinary again. What was trained stays, and so does what it cost."""
         run = self._attached
         run.capture.detach()
-        run.parameters_at_detach = fingerprints(run.capture.parameters.items())
+        if run.parameters_at_detach is None:  # a second time would hide what was changed after the first
+            run.parameters_at_detach = fingerprints(run.capture.parameters.items())
+
+    @property
+    def observer(self) -> Observer:
+        """Sees what is drawn and released, and may replace it; set one of your own before `make_private`."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: Observer) -> None:
+        if self._run is not None:
+            raise RuntimeError("this engine already made a training private; set the observer of a new one before that")
+        self._observer = observer
 
     @property
     def attached(self) -> bool:
@@ -289,7 +286,7 @@ class PrivacyEngine:
         run.ledger.steps = int(state["steps"])
         run.inherited_reasons = tuple(dict.fromkeys([*run.inherited_reasons, *state["reasons"]]))
         run.unnoised = unnoised(run.capture.model)
-        run.step.source.restore(dict(state["source"]))
+        run.step.source.restore(dict(state.get("source", {})))
 
     @property
     def _attached(self) -> Run:

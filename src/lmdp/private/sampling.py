@@ -37,7 +37,7 @@ Uniforms = Callable[[int, int], Tensor]
 """(number of the draw, how many) → that many independent uniform numbers in [0, 1)."""
 
 
-WHOLE_BATCHES = "examples_at"
+WHOLE_BATCHES = "__lmdp_examples_at__"
 """A dataset whose class has a method of this name gives whole batches by it: indices → what collating gives."""
 
 
@@ -124,7 +124,7 @@ class PoissonLoader(DataLoader[Any]):
         """Whole batches by indexing: what the general path gives, without touching examples one by one."""
         for indices in self._poisson:
             at = torch.tensor(indices, dtype=torch.long)
-            if isinstance(self.dataset, TensorDataset):
+            if type(self.dataset) is TensorDataset:
                 yield [tensor[at] for tensor in self.dataset.tensors]
             else:
                 yield getattr(self.dataset, WHOLE_BATCHES)(at)
@@ -180,10 +180,7 @@ def steps_per_pass(rate: float) -> int:
 
 
 def poisson_loader(
-    loader: DataLoader[Any],
-    *,
-    uniforms: Uniforms,
-    max_physical_batch_size: int | None = None,
+    loader: DataLoader[Any], uniforms: Uniforms, max_physical_batch_size: int | None = None
 ) -> PoissonLoader:
     """The same dataset, workers and collation under Poisson sampling of the same expected batch size.
 

@@ -181,14 +181,17 @@ class Run:
         return reasons
 
 
-def standing_reasons(mechanism: Mechanism, *, poisson: bool, seed: int | None, observed: bool) -> tuple[str, ...]:
+def standing_reasons(
+    mechanism: Mechanism, reads_batch: bool, poisson: bool, seed: int | None, observed: bool
+) -> tuple[str, ...]:
     """Those that follow from how the training was set up."""
     source = SOURCES.get(mechanism.weight_source)
+    refuted = (source and source.refuted) or ("the layer weights read the private batch" if reads_batch else "")
     reasons = {
-        "" if source is None else source.refuted: True,
+        refuted: bool(refuted),
         "batches are not Poisson-sampled (poisson_sampling=False): the epsilon assumes that they are": not poisson,
         "no noise is added (noise_multiplier=0)": mechanism.noise_multiplier == 0,
         f"the seed is fixed ({seed}): whoever knows it can subtract the noise": seed is not None,
         "an observer may have replaced what was drawn or released": observed,
     }
-    return tuple(reason for reason, holds in reasons.items() if reason and holds)
+    return tuple(reason for reason, holds in reasons.items() if holds)

@@ -45,8 +45,10 @@ class Sums:
 class Observer:
     """Sees what is drawn and released, from outside, and may put something else in its place: for checks of a training.
 
-    A run with an observer of its own is not certified. This one looks at nothing and changes nothing.
+    A run with an observer of its own is not certified. This one does nothing, and cannot be changed.
     """
+
+    __slots__ = ()
 
     def randomness(self, randomness: Randomness) -> Randomness:
         """Once, at the beginning: all that draws and noise are made of."""

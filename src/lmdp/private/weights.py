@@ -52,6 +52,7 @@ Look = Callable[[], BatchView]
 """Shows the private batch of the coming release, without noise."""
 Measure = Callable[[int], BatchView]
 """Shows public gradients, for the measurement of this number."""
+Probe = Callable[[], Measure]
 
 
 class LayerWeights(Protocol):
@@ -238,18 +239,19 @@ class Batch(Fixed):
 
 
 def source_for(
-    name: str, method: Method, risk: Tensor, *, probe: Callable[[], Measure], every: int, share: float
+    name: str, method: Method, rates: Sequence[float], emphasis: float, probe: Probe, every: int, share: float
 ) -> LayerWeights:
-    """The source of this name at work; `probe` is made for `public` only."""
+    """The source of this name at work; `probe` is made for `public` only. Settings are checked for every method."""
     base: Base = optimal_base if method.optimal else mean_ratio
-    risk = torch.ones_like(risk) if method.optimal else risk
+    risk = torch.ones(len(rates), dtype=torch.float64) if method.optimal else risk_factors(rates, emphasis)
     makers: dict[str, Callable[[], LayerWeights]] = {
         "private": lambda: Private(risk, share=share),
         "public": lambda: Public(risk, base=base, measure=probe(), every=every),
         "fixed": lambda: Fixed(risk),
         "batch": lambda: Batch(risk, base=base),
     }
-    return makers[name]() if method.reweighted else Unweighted(len(risk))
+    at_work = makers[name]()
+    return at_work if method.reweighted else Unweighted(len(risk))
 
 
 def check_source(name: str, method: Method, public_data: Any, private: Any) -> None:
