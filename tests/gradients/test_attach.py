@@ -333,3 +333,19 @@ def test_hooks_of_others_for_the_whole_process_come_after_ours() -> None:
             torch.testing.assert_close(sums[name], parameter.grad, rtol=1e-4, atol=1e-4)
         released.append(sums)
     assert not torch.allclose(released[0]["4.weight"], released[1]["4.weight"])
+
+
+def test_a_pass_aside_puts_an_end_to_forward_passes_made_before() -> None:
+    """They belong to parameters that a step may have changed by then."""
+    module = model()
+    x, y = data()
+    capture = Capture(module, LayerMap.of(module))
+    try:
+        loss = F.cross_entropy(module(x), y)
+        with capture.aside():
+            F.cross_entropy(module(x), y).backward()
+            capture.take()
+        with pytest.raises(RuntimeError, match=r"made before the last optimizer\.step"):
+            loss.backward()
+    finally:
+        capture.detach()
