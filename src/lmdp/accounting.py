@@ -43,6 +43,14 @@ ACCOUNTANTS: dict[str, Accountant] = {
     "pld": Accountant("pld", "privacy loss distributions: less noise for the same epsilon, and takes longer", _pld),
 }
 
+
+def accountant_named(name: str) -> Accountant:
+    """Refuses a name that does not exist."""
+    if name not in ACCOUNTANTS:
+        raise ValueError(f"accountant is {name!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
+    return ACCOUNTANTS[name]
+
+
 MOST_STEPS = 10**12
 
 
@@ -105,7 +113,7 @@ def epsilon_spent(
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    book = _accountant(accountant)
+    book = accountant_named(accountant).make()
     with _quiet():
         book.compose(_event(noise_multiplier, sample_rate, steps))
         return float(book.get_epsilon(delta))
@@ -133,7 +141,7 @@ def calibrate_noise(
     def calibrated(name: str, bracket: Any, tolerance: float) -> float:
         with _quiet():
             sigma = calibrate_dp_mechanism(
-                lambda: _accountant(name),
+                accountant_named(name).make,
                 lambda sigma: _event(sigma, sample_rate, steps),
                 target_epsilon,
                 target_delta,
@@ -205,12 +213,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _accountant(name: str) -> Any:
-    if name not in ACCOUNTANTS:
-        raise ValueError(f"accountant is {name!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
-    return ACCOUNTANTS[name].make()
 
 
 def _event(noise_multiplier: float, sample_rate: float, steps: int) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lmdp.accounting import ACCOUNTANTS, Ledger, Mechanism, calibrate_noise
+from lmdp.accounting import Ledger, Mechanism, accountant_named, calibrate_noise
 from lmdp.gradients import Capture, Plan
 from lmdp.gradients.attach import is_attached, keep_freed_memory
 from lmdp.guards import Independence, check_model, check_optimizer, fingerprints, unnoised
@@ -45,10 +45,8 @@ class PrivacyEngine:
     """
 
     def __init__(self, accountant: str = "rdp", secure_mode: bool = False) -> None:
-        if accountant not in ACCOUNTANTS:
-            raise ValueError(f"accountant is {accountant!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
         self._secure = Secure() if secure_mode else None
-        self.accountant = accountant
+        self.accountant = accountant_named(accountant).name
         self.diagnostics: Diagnostics | None = None
         self._observer = Observer()
         self._run: Run | None = None
