@@ -6,18 +6,23 @@ Layers come in execution order, so that the l-th number of a risk profile belong
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
 ROOT = "(root)"
 """Name of the layer made of parameters that the outermost module itself owns."""
+
+CONTAINERS = (list, dict, set, deque, OrderedDict)
+"""Attributes of a module to which a forward pass may add."""
 
 NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -120,8 +125,15 @@ def is_opaque(module: nn.Module) -> bool:
 
 
 def owned_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters a module answers for: its own, or its whole subtree's if it is opaque."""
-    return module.named_parameters(recurse=is_opaque(module))
+    """The parameters a module answers for: its whole subtree's if it is opaque, otherwise those of no module inside it.
+
+    A parameter that a module shares with one inside it, under two names, is the inner one's: it would count twice.
+    """
+    if is_opaque(module):
+        yield from module.named_parameters()
+        return
+    inside = {id(p) for child in module.children() for p in child.parameters()}
+    yield from ((name, p) for name, p in module.named_parameters(recurse=False) if id(p) not in inside)
 
 
 def _join(layer: Layer, module_name: str, names: tuple[str, ...]) -> Layer:
@@ -167,17 +179,34 @@ class _OrderTracer(torch.fx.Tracer):
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> torch.fx.Graph:
         """Tracing runs the model's forward on symbols; whatever that assigns to a module is put back afterwards."""
-        before = [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in root.modules()]
+        before = Attributes(root)
         try:
             return super().trace(root, concrete_args)
         finally:
-            for module, attributes, parameters, buffers in before:
-                vars(module).clear()
-                vars(module).update(attributes)
-                _put_back(module._parameters, parameters)
-                _put_back(module._buffers, buffers)
+            before.restore()
 
 
-def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
-    now.clear()
-    now.update(before)
+class Attributes:
+    """What the modules of a model hold, to be put back after a run that nobody is to notice.
+
+    Of a list, dict, set or deque the contents too, and of a tensor that is not trained the values; not what an object
+    of another class holds.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(module, dict(vars(module))) for module in model.modules()]
+        values = [value for _, attributes in self._modules for value in attributes.values()]
+        self._contents = [(value, copy.copy(value)) for value in values if type(value) in CONTAINERS]
+        tensors = [*model.buffers(), *(value for value in values if isinstance(value, Tensor))]
+        self._tensors = [(t, t._version, t.detach().clone()) for t in tensors if not t.requires_grad]
+
+    def restore(self) -> None:
+        for module, attributes in self._modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+        for container, contents in self._contents:
+            container.clear()
+            container.extend(contents) if isinstance(container, list | deque) else container.update(contents)
+        for tensor, version, value in self._tensors:
+            if tensor._version != version:
+                tensor.data.copy_(value)

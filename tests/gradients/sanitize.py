@@ -20,7 +20,10 @@ from pathlib import Path
 TOP = Path(__file__).parents[2]
 BUILD = TOP / "build" / "sanitize"
 LOOPS = "src/lmdp/gradients/compiled/kernels.c"
-TESTS = ("tests/gradients/test_compiled.py", "tests/gradients/test_rules.py", "tests/private/test_noise.py")
+TESTS = (
+    *("tests/gradients/test_compiled.py", "tests/gradients/test_grid.py", "tests/gradients/test_rules.py"),
+    "tests/private/test_noise.py",
+)
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 CC = "gcc"  # whose libraries, and whose calls of OpenMP, the parts know
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +24,7 @@ from lmdp.gradients.rows import Rows, Stored, dot_product, kept_blocks
 from lmdp.private.keystream import KeyStream
 from lmdp.private.noise import Seeded
 from tests.conftest import WIDTHS
+from tests.private.probe import draw
 
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="lmdp was installed without a C compiler")
 widths = pytest.mark.parametrize("width", WIDTHS)
@@ -249,40 +249,26 @@ def test_blocks_cover_the_batch_once(batch: int, weights: int) -> None:
 
 
 @widths
-def test_normal_numbers_are_those_of_the_formula_to_a_few_units_in_the_last_place(width: int) -> None:
-    """The formula of Box and Muller in extended precision; angles near an axis, where a sine is small, included."""
-    words = KeyStream(bytes(32)).words(2 * 4099)
-    radii, angles = words.view(2, -1)
-    radii[:4] = torch.tensor([-(2**63), 2**63 - 1, 2**31, -(2**31) - 1])
-    angles[:6] = torch.tensor([0, 1, -1, 2**61, 2**62, -(2**63)])
-    first, second = torch.empty(2, 4099, dtype=torch.float64)
-    assert compiled.normal_pairs(words, 1.7, first, second)
-    u = np.abs(radii.double().numpy() + 0.5) * 2.0**-63
-    radius = 1.7 * np.sqrt(-2 * np.log(u.astype(np.longdouble)))
-    turn = angles.numpy().astype(np.longdouble) * (4 * np.arctan(np.longdouble(1)) * np.longdouble(2) ** -63)
-    for numbers, wanted in ((first, radius * np.cos(turn)), (second, radius * np.sin(turn))):
-        away = np.abs(numbers.numpy() - wanted)
-        assert (away <= 2.0**-60 * radius + 8 * 2.0**-53 * np.abs(wanted)).all()
-
-
-@widths
-def test_a_uniform_number_that_needs_more_bits_is_reported(width: int) -> None:
-    for word, enough in ((2**31, True), (2**31 - 1, False), (-(2**31), False), (-(2**31) - 1, True), (0, False)):
-        for at in (0, 7, 1023, 1024, 1999):
-            words = torch.full((4000,), 2**50)
-            words[at] = word
-            assert compiled.normal_pairs(words, 1.0, *torch.empty(2, 2000)) == enough
-
-
-@widths
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 2, 15, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("count", [1, 2, 15, 2047, 2048, 2049, 10_001])
 def test_nothing_is_written_beyond_the_numbers_asked_for(count: int, dtype: torch.dtype, width: int) -> None:
-    room = torch.full((2, count + 64), 77.0, dtype=dtype)
-    compiled.normal_pairs(KeyStream(bytes(32)).words(2 * count), 1.0, *room[:, 32:-32])
-    assert (room[:, :32] == 77).all()
-    assert (room[:, -32:] == 77).all()
-    assert (room[:, 32:-32] != 77).all()
+    room, sums = torch.full((count + 64,), 77.0, dtype=dtype), torch.zeros(count, dtype=dtype)
+    words = KeyStream(bytes(32)).words(count + count % 2)
+    compiled.on_grid(words, sums, room[32:-32], weight=1.0, deviation=2.0**18, step=2.0**-18)
+    assert (room[:32] == 77).all()
+    assert (room[-32:] == 77).all()
+    assert (room[32:-32] != 77).all()
+
+
+@widths
+@pytest.mark.parametrize("unsure", [0, 3, 256, 257, 5000])
+def test_all_places_are_named_where_double_precision_does_not_tell(unsure: int, width: int) -> None:
+    words, sums, out = torch.full((10_000,), 2**50), torch.zeros(10_000), torch.empty(10_000)
+    at = torch.randperm(5000)[:unsure]
+    words[at] = 2**40  # a radius that asks for more bits: both numbers of its pair do
+    named = compiled.on_grid(words, sums, out, weight=1.0, deviation=2.0**18, step=2.0**-18)
+    assert sorted(named.tolist()) == sorted([*at.tolist(), *(at + 5000).tolist()])
+    assert torch.equal(out.isnan().nonzero().squeeze(1), named.sort().values)
 
 
 def test_other_devices_and_types_are_left_to_pytorch() -> None:
@@ -311,6 +297,6 @@ def test_another_default_device_changes_nothing() -> None:
     conv._walk.cache_clear()
     with torch.device("meta"):
         formed = geometry.form(x, g).per_example()
-        noise = Seeded(1).noise(1).like([x], 1.0)[0]
+        noise = draw(Seeded(1).noise(1), [x], 1.0)[0]
     assert torch.equal(formed["weight"], wanted["weight"])
-    assert torch.equal(noise, Seeded(1).noise(1).like([x], 1.0)[0])
+    assert torch.equal(noise, draw(Seeded(1).noise(1), [x], 1.0)[0])

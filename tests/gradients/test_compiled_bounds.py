@@ -239,35 +239,38 @@ def test_scratch_memory_for_too_few_threads_is_refused() -> None:
         compiled.bounds.check_scratch(torch.empty(29), 3, 10, 10)
 
 
-BAD_PAIRS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
+BAD_ON_GRID: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
     "a word too few": lambda words, a, b: (words[:-1], a, b),
     "a word too many": lambda words, a, b: (torch.cat([words, words[:1]]), a, b),
     "words of 32 bits": lambda words, a, b: (words.int(), a, b),
     "words with gaps": lambda words, a, b: (with_gaps(words), a, b),
-    "halves of two lengths": lambda words, a, b: (words, a, b[:-1]),
-    "halves of two types": lambda words, a, b: (words, a, b.double()),
+    "a sum too few": lambda words, a, b: (words, a[:-1], b),
+    "a result too few": lambda words, a, b: (words, a, b[:-1]),
+    "sums of another type": lambda words, a, b: (words, a.double(), b),
     "half precision": lambda words, a, b: (words, a.half(), b.half()),
-    "halves with gaps": lambda words, a, b: (words, with_gaps(a), b),
-    "one place for all": lambda words, a, b: (words, a[:1].expand(100), b),
-    "the same memory twice": lambda words, a, b: (words, a, a),
-    "memory that overlaps": lambda words, a, b: (words, *halves(torch.empty(199))),
-    "the memory of the words": lambda words, a, b: (words, words.view(torch.float32)[300:], b),
-    "memory that is gone": lambda words, a, b: (words, a, freed(b)),
+    "sums with gaps": lambda words, a, b: (words, with_gaps(a), b),
+    "one sum for all": lambda words, a, b: (words, a[:1].expand(199), b),
+    "results with gaps": lambda words, a, b: (words, a, with_gaps(b)),
+    "sums and results in one place": lambda words, a, b: (words, a, a),
+    "memory that overlaps": lambda words, a, b: (words, *halves(torch.empty(397))),
+    "the memory of the words": lambda words, a, b: (words, words.view(torch.float32)[201:], b),
+    "sums whose memory is gone": lambda words, a, b: (words, freed(a), b),
+    "results whose memory is gone": lambda words, a, b: (words, a, freed(b)),
     "words elsewhere": lambda words, a, b: (words.to("meta"), a, b),
 }
 
 
 def halves(room: Tensor) -> tuple[Tensor, Tensor]:
-    return room[:100], room[-100:]
+    return room[:199], room[-199:]
 
 
-@pytest.mark.parametrize("bad", BAD_PAIRS)
-def test_pairs_of_normal_numbers_that_do_not_fit_their_words_are_refused(bad: str) -> None:
-    words, *fitting = torch.full((200,), 2**50), *halves(torch.empty(200))
-    assert compiled.normal_pairs(words, 1.0, *fitting)
-    words, *fitting = BAD_PAIRS[bad](words, *fitting)
+@pytest.mark.parametrize("bad", BAD_ON_GRID)
+def test_words_sums_and_results_that_do_not_fit_each_other_are_refused(bad: str) -> None:
+    words, *fitting = torch.full((200,), 2**50), *halves(torch.zeros(398))
+    assert not len(compiled.on_grid(words, *fitting, weight=1.0, deviation=2.0**18, step=1.0))
+    words, *fitting = BAD_ON_GRID[bad](words, *fitting)
     with pytest.raises(ValueError, match="; the compiled loops need"):
-        compiled.normal_pairs(words, 1.0, *fitting)
+        compiled.on_grid(words, *fitting, weight=1.0, deviation=2.0**18, step=1.0)
 
 
 def test_a_library_that_was_compiled_for_other_structures_is_refused_with_the_remedy() -> None:

@@ -15,7 +15,7 @@ from lmdp.gradients import plan as choice
 from lmdp.gradients import rows as pieces
 from lmdp.gradients.contract import Use
 from lmdp.gradients.plan import rule_for
-from tests.gradients.reference import compare, quadratic, split
+from tests.gradients.reference import captured, compare, quadratic, split
 
 DOUBLE, SINGLE = 1e-8, 1e-4
 pytestmark = [
@@ -125,6 +125,22 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.embedding(x)))
 
 
+class Head(nn.Module):
+    """A parameter under two names: the parent's, and its child's."""
+
+    def __init__(self, *, uses_it: bool = False) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(3))
+        self.decoder = nn.Linear(5, 3)
+        self.decoder.bias = self.bias
+        self.gain = nn.Parameter(torch.ones(3))
+        self.uses_it = uses_it
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.decoder(x) * self.gain
+        return outputs + self.bias if self.uses_it else outputs
+
+
 class FunctionalTied(nn.Module):
     """The same, by reading the embedding's weight directly: exact only if the whole is taken as one."""
 
@@ -218,6 +234,8 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "in-place residual": (lambda: Residual(), images(3, 5, 5)),
     "called twice": (lambda: Twice(), images(3, 5)),
     "tied weights": (lambda: Tied(), indices(4)),
+    "one parameter under two names": (lambda: Head(), images(5)),
+    "one parameter under two names, inside": (lambda: nn.Sequential(nn.Linear(5, 5), Head()), images(5)),
     "transformer block": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
         images(4, 8),
@@ -268,6 +286,14 @@ def test_a_parent_that_reads_its_childs_weight_is_exact_when_taken_as_a_whole() 
     torch.manual_seed(0)
     model, batch = FunctionalTied().double(), torch.randint(0, 11, (5, 4))
     assert compare(model, quadratic, batch, split(batch), generic_modules=[""]).worst <= DOUBLE
+
+
+def test_a_parent_that_uses_the_parameter_that_it_shares_with_its_child_is_refused_or_taken_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(5, 5), Head(uses_it=True)).double(), torch.randn(4, 5).double()
+    with pytest.raises(RuntimeError, match=r"'1.decoder.bias' was used outside .* generic=\['1'\]"):
+        captured(model, quadratic, batch)
+    assert compare(model, quadratic, batch, split(batch), generic_modules=["1"]).worst <= DOUBLE
 
 
 def test_dropout_inside_a_generic_module_is_replayed() -> None:

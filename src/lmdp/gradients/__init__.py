@@ -9,6 +9,8 @@ Read in this order:
     attach     what is done to torch, optimizer, parameters and process, and how it is undone
     contract   what a rule takes and gives
     capture    one forward and one backward pass: each module's input and output gradient
+    leading    whose rows are the examples: found out, not guessed
+    shared     tensors that are the same for every example, such as a table of positions
     plan       which rule a module gets, and why
     linear     linear layers
     conv       convolutions

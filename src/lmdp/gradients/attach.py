@@ -1,7 +1,8 @@
 """Everything that is done to torch, to an optimizer, to parameters and to the process, and how it is undone.
 
     torch       two module hooks, which ask for every running module whether somebody listens to it; and the entry of
-                `torch.autograd.backward`, which has no hook of its own, while somebody watches losses
+                `torch.autograd.backward`, which has no hook of its own, `Tensor.register_hook`, `torch.manual_seed`
+                and `ReduceLROnPlateau.step`, whose calls are counted, while somebody watches losses
     optimizer   methods that are replaced, such as `step`
     parameters  a hook that refuses a gradient which reached a parameter past its module
     process     a count of its forks; and, by a call of its own, glibc's allocator
@@ -28,6 +29,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_hooks
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 Undo = Callable[[], None]
 
@@ -43,15 +45,26 @@ class Listener(Protocol):
 
 
 class Watcher(Protocol):
-    """Shown the outputs of a whole model, and every loss on which backward() is called."""
+    """Shown the outputs of a whole model, and every loss on which backward() is called.
 
+    While it is `still`, the model is run once more inside `around()`, and so is every backward().
+    """
+
+    @property
+    def still(self) -> bool: ...
+    def around(self) -> contextlib.AbstractContextManager[Any]: ...
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any: ...
     def before_backward(self, loss: Tensor) -> None: ...
     def close(self) -> None: ...
 
 
 class Registry:
-    """Who listens to which module of this process, and who watches. `notes` on a module outlast its attachments."""
+    """Who listens to which module of this process, and who watches. `notes` on a module outlast its attachments.
+
+    While somebody watches, `tensor_hooks` counts the backward hooks that are set on tensors, `seeds` how often torch's
+    random numbers were seeded, and `plateaus` holds optimizers whose learning rate follows a number that somebody
+    measures.
+    """
 
     def __init__(self) -> None:
         self.notes: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
@@ -59,7 +72,10 @@ class Registry:
         self._listeners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Listener]] = weakref.WeakKeyDictionary()
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self._hooks: list[Undo] = []
+        self.tensor_hooks = self.seeds = 0
         self._backward: Any = None
+        self._counted: list[Undo] = []
+        self.plateaus: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._forks = 0
         self._lock = threading.RLock()
 
@@ -99,6 +115,11 @@ class Registry:
             if self._backward is None:
                 self._backward = torch.autograd.backward
                 self._set_backward(self._watched(self._backward))
+                self._counted = [
+                    _wrapped(Tensor, "register_hook", lambda *_: self._count_hook()),
+                    _wrapped(torch, "manual_seed", lambda *_: self._count_seed()),
+                    _wrapped(ReduceLROnPlateau, "step", lambda scheduler: self.plateaus.add(scheduler.optimizer)),
+                ]
 
     def remove_watcher(self, watcher: Watcher | None) -> None:
         """Puts torch's own backward() back once nobody watches any more, unless somebody else wrapped it after us."""
@@ -108,19 +129,27 @@ class Registry:
             if not list(self._watchers) and self._backward is not None:
                 if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
                     self._set_backward(self._backward)
+                _take_back(self._counted)
                 self._backward = None
 
     def _set_backward(self, function: Any) -> None:
         torch.autograd.backward = function
 
+    def _count_hook(self) -> None:
+        self.tensor_hooks += 1
+
+    def _count_seed(self) -> None:
+        self.seeds += 1
+
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             loss = _as_one(tensors, args[0] if args else kwargs.get("grad_tensors"))
-            if loss is not None:
-                for watcher in list(self._watchers):
-                    watcher.before_backward(loss)
-            original(tensors, *args, **kwargs)
+            with contextlib.ExitStack() as around:
+                for watcher in list(self._watchers) if loss is not None else ():
+                    watcher.before_backward(cast(Tensor, loss))
+                    around.enter_context(watcher.around())
+                original(tensors, *args, **kwargs)
 
         return backward
 
@@ -342,6 +371,20 @@ def _refusal(name: str) -> Callable[[Tensor], None]:
         )
 
     return refuse
+
+
+def _wrapped(kind: Any, name: str, note: Callable[..., None]) -> Undo:
+    """Call `note`, with the first argument, before every call of a method or function. What it returns puts the
+    original back, unless others wrapped it too."""
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note(*args[:1])
+        return original(*args, **kwargs)
+
+    setattr(kind, name, noted)
+    return lambda: setattr(kind, name, original) if getattr(kind, name) is noted else None
 
 
 def _take_back(undo: list[Undo]) -> None:

@@ -15,7 +15,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,51 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from lmdp.gradients.attach import Attachment, Watcher, full_precision, is_look
-from lmdp.gradients.batch import NamedPiece, PerExampleGradients
-from lmdp.gradients.contract import Owner, Piece, Use, float_tensors, is_float
+from lmdp.gradients.batch import Pass, PerExampleGradients
+from lmdp.gradients.contract import Owner, Use, astray, float_tensors, is_float, refuse_hidden_tensors
+from lmdp.gradients.leading import SHARED, AsItWas, Key, Leading, RootCall, other_rows, undisturbed
 from lmdp.gradients.plan import Choices, Plan, owners_of
 from lmdp.gradients.rows import output_batch_dim
+from lmdp.gradients.shared import Base, Shared, plain_value
 from lmdp.layers import LayerMap
-
-
-@dataclass
-class Arrived:
-    """What a backward pass has delivered so far. `task`: the number that autograd gave the pass."""
-
-    batch_size: int | None = None
-    pieces: dict[Owner, NamedPiece] = field(default_factory=dict)
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    repeated: set[Owner] = field(default_factory=set)
-    reached: set[str] = field(default_factory=set)
-    task: int | None = None
-    complete: bool = False
-
-
-@dataclass
-class RootCall:
-    """One call of the whole model, on `batch_size` examples."""
-
-    batch_size: int | None = None
-
-
-@dataclass
-class Pass:
-    """Everything between two steps: forward passes that may still be differentiated, and what has arrived of them."""
-
-    arrived: Arrived = field(default_factory=Arrived)
-    root: RootCall | None = None
-    muted: Counter[nn.Parameter] = field(default_factory=Counter)
-    rng_states: dict[Owner, Tensor] = field(default_factory=dict)
-    busy: bool = False  # a rule is running, which may run its module again
-
-    def discard(self) -> None:
-        """Throw away what has arrived, and undo what an interrupted forward pass left behind."""
-        for parameter, depth in self.muted.items():
-            if depth > 0:
-                parameter.requires_grad_(True)
-        self.muted.clear()
-        self.root = None
-        self.arrived = Arrived()
 
 
 @dataclass(frozen=True)
@@ -84,17 +46,23 @@ class Call:
     rest: list[Any]
     slots: list[int]
     rng_state: Tensor | None
+    key: Key
+    shared: bool = False
+    arguments: tuple[Key, ...] = ()
 
     def use(self, tensors: tuple[Tensor, ...], outputs: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
         precise = [self._precise(tensor) for tensor in tensors]
         args, kwargs = (tuple(precise), {}) if self.spec is None else self._arranged(precise)
         gradients = tuple(self._precise(g) for g in output_grads)
+        kinds = self.capture.leading.kinds
         return Use(
             module=self.owner.module,
             trainable=self.owner.trainable,
             input=cast(Tensor, args[0] if args else kwargs.get("input")),
             output_grad=gradients[0],
             batch_size=next((len(tensor) for tensor in precise if tensor.dim() > 0), -1),
+            is_data=not any(tensor.requires_grad for tensor in tensors),
+            same_for_all=frozenset(i for i, key in zip(self.slots, self.arguments) if kinds.get(key) == SHARED),
             args=args,
             kwargs=kwargs,
             outputs=outputs,
@@ -156,16 +124,16 @@ class Capture:
         self.model, self.layers, self.watcher = model, layers, watcher
         self.owners = owners_of(model, frozenset(generic_modules))
         every = {o.full_names[name]: p for o in self.owners for name, p in o.parameters.items()}
+        self.parameters = {name: model.get_parameter(name) for name in layers.index}
         # Every name of a parameter → the one the layer map knows it by (tied parameters have several).
-        by_id = {id(p): name for name, p in every.items() if name in layers.index}
-        self._canonical = {name: by_id[id(p)] for name, p in every.items()}
-        self.parameters = {name: every[name] for name in layers.index}
-        uses = Counter(name for o in self.owners for name in {self._canonical[f] for f in o.full_names.values()})
-        self._tied = {o for o in self.owners if any(uses[self._canonical[f]] > 1 for f in o.full_names.values())}
+        by_id = {id(p): name for name, p in self.parameters.items()}
+        self._names = {o: {name: by_id[id(p)] for name, p in o.parameters.items()} for o in self.owners}
+        uses = Counter(name for names in self._names.values() for name in set(names.values()))
+        self._tied = {o for o, names in self._names.items() if any(uses[name] > 1 for name in names.values())}
         self.dtype = min((p.dtype for p in every.values()), key=lambda dtype: torch.finfo(dtype).bits)
         self.device = next(iter(every.values())).device
         self.choices = Choices(memory_budget)
-        self._seen: set[str] = set()
+        self.leading = Leading()
         self._repeated: set[str] = set()
         self._anchor = torch.zeros((), requires_grad=True)
         self._pass = Pass()
@@ -185,9 +153,19 @@ class Capture:
             self.watcher.close()
         self._end_pass()
 
-    def plan(self) -> Plan:
-        """Which rule every module uses, and why, as of the last backward pass."""
-        return Plan.of(self.owners, self.choices, self._seen, self._repeated)
+    def plan(self, *, numbers: bool = False) -> Plan:
+        """Which rule every module uses, and why, as of the last backward pass; without what it tells of the batch."""
+        return Plan.of(self.owners, self.choices, self._repeated, numbers=numbers)
+
+    @property
+    def rows_established(self) -> str | None:
+        """How it was established that the rows which every module took in are the examples, or shared by all."""
+        return self.leading.established
+
+    @property
+    def rows_doubt(self) -> str | None:
+        """Why it is not established."""
+        return self.leading.doubt
 
     # -- while a module runs -----------------------------------------------------------------------------------------
 
@@ -201,30 +179,68 @@ class Capture:
         if not self._listening:
             return
         if module is self.model:
-            self._pass.root = RootCall()
-        owner = self._owner_of.get(module)
+            again = not self.leading.settled or (self.watcher is not None and self.watcher.still)
+            self._pass.root = RootCall(before=AsItWas(module) if again else None)
+        self._enter(self._owner_of.get(module))
+
+    def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any, *, raised: bool) -> Any:
+        if not self._listening:
+            return output
+        output = self._leave(self._owner_of.get(module), args, kwargs, output)
+        root = self._pass.root
+        if module is self.model and root is not None:
+            self._pass.root = None
+            root.batch_size = leading_dimension((args, kwargs))
+            while not raised and self.leading.close(root, lambda size: self._elsewhere(args, kwargs, size)):
+                if root.before is not None:
+                    root.before.restore()
+                root = RootCall(root.batch_size, before=root.before)
+                output = self._run(root, args, kwargs)
+            if self.watcher is not None and not raised:
+                if self.watcher.still and root.before is not None:
+                    root.before.restore()
+                    with self.watcher.around():
+                        output = self._run(RootCall(root.batch_size), args, kwargs)
+                output = self.watcher.after_forward(args, kwargs, output)
+        return output
+
+    def _run(self, root: RootCall, args: Any, kwargs: Any) -> Any:
+        """The whole model once more, without the hooks that others have put around it: they have seen this call."""
+        self._pass.root = root
+        owner = self._owner_of.get(self.model)
+        self._enter(owner)
+        output = self._leave(owner, args, kwargs, self.model.forward(*args, **kwargs))
+        self._pass.root = None
+        return output
+
+    def _elsewhere(self, args: Any, kwargs: Any, size: int) -> RootCall:
+        """What the modules take in when the model is run on other rows of the batch, and nobody watches."""
+        users, self._pass = self._pass, Pass()
+        try:
+            with undisturbed(self.model):
+                fewer, args, kwargs = other_rows(args, kwargs, size)
+                root = RootCall(fewer)
+                self._run(root, args, kwargs)
+                return root
+        finally:
+            self._pass.discard()
+            self._pass = users
+
+    @property
+    def _listening(self) -> bool:
+        return torch.is_grad_enabled() and not self._pass.busy
+
+    def _enter(self, owner: Owner | None) -> None:
         if owner is not None:
             self._mute(owner)
             if owner.rule.runs_again:
                 self._pass.rng_states[owner] = torch.get_rng_state()
 
-    def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any, *, raised: bool) -> Any:
-        if not self._listening:
+    def _leave(self, owner: Owner | None, args: Any, kwargs: Any, output: Any) -> Any:
+        if owner is None:
             return output
-        owner, now = self._owner_of.get(module), self._pass
-        if owner is not None:
-            self._unmute(owner)
-            output = self._handing_over(owner, args, kwargs, output, now.rng_states.pop(owner, None))
-        if module is self.model and now.root is not None:
-            now.root.batch_size = leading_dimension((args, kwargs))
-            now.root = None
-            if self.watcher is not None and not raised:
-                output = self.watcher.after_forward(args, kwargs, output)
-        return output
-
-    @property
-    def _listening(self) -> bool:
-        return torch.is_grad_enabled() and not self._pass.busy
+        self._unmute(owner)
+        return self._handing_over(owner, args, kwargs, output, self._pass.rng_states.pop(owner, None))
 
     def _mute(self, owner: Owner) -> None:
         """Keep the owner's parameters out of the graph until `_unmute`."""
@@ -246,22 +262,51 @@ class Capture:
     def _handing_over(self, owner: Owner, args: Any, kwargs: Any, output: Any, rng_state: Tensor | None) -> Any:
         """The same output, made to report its gradient."""
         root = self._pass.root
-        if type(output) is Tensor and not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # most layers
+        if type(output) is Tensor and not kwargs and len(args) == 1 and type(args[0]) is Tensor:  # most layers
             if not is_float(output):
                 return output
-            call = Call(self, owner, self._pass, root, None, [], [0], rng_state)
+            key, kind = self.leading.ask(root, owner.name, tuple(args[0].shape))
+            call = Call(self, owner, self._pass, root, None, [], [0], rng_state, key)
+            if kind == SHARED and not args[0].requires_grad:
+                return self._shared(call, args[0], output)
             return _HandOver.apply(call, self._anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
         outputs = float_tensors(output)
-        _refuse_hidden_tensors(owner, output)
+        refuse_hidden_tensors(owner, output)
         if not outputs:
             return output
         leaves, spec = pytree.tree_flatten((args, kwargs))
         slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         rest = [None if i in slots else leaf for i, leaf in enumerate(leaves)]
-        call = Call(self, owner, self._pass, root, spec, rest, slots, rng_state)
-        inputs = [leaves[i] for i in slots]
+        inputs = [plain_value(leaves[i]) for i in slots]
+        key, kind = self.leading.ask(root, owner.name, next((tuple(t.shape) for t in inputs if t.dim()), ()))
+        noted = tuple(self.leading.note(root, f"{owner.name}, argument {i}", tuple(leaves[i].shape)) for i in slots)
+        call = Call(self, owner, self._pass, root, spec, rest, slots, rng_state, key, arguments=noted)
+        if isinstance(output, Shared) or (kind == SHARED and not any(t.requires_grad for t in inputs)):
+            if len(inputs) != 1 or not isinstance(output, Tensor):
+                raise ValueError(astray(owner))
+            return self._shared(call, inputs[0], output)
         reporting = iter(_HandOver.apply(call, self._anchor, len(slots), *inputs, *outputs))  # type: ignore[no-untyped-call]
         return pytree.tree_map(lambda leaf: next(reporting) if is_float(leaf) else leaf, output)
+
+    def _shared(self, call: Call, given: Tensor, output: Tensor) -> Tensor:
+        """An output that is the same for every example: followed until it meets them, and only then reporting."""
+        call = dataclasses.replace(call, shared=True)
+        value, before = plain_value(output), output if isinstance(output, Shared) else None
+        single = bool(given.dim() and value.dim()) and len(given) == len(value) == 1  # [1, …]: one row for all examples
+        if not single and not call.owner.rule.takes_more_dims:
+            raise ValueError(astray(call.owner))
+
+        def report(size: int) -> Tensor:
+            each = value.expand(size, *value.shape) if before is None else before.for_each(size)
+            inputs = given.expand(size, *given.shape[1:] if single else given.shape)
+            each = each.squeeze(1) if single else each
+            (copies,) = _HandOver.apply(call, self._anchor, 1, inputs, each)  # type: ignore[no-untyped-call]
+            return cast(Tensor, copies.unsqueeze(1) if single else copies)
+
+        def ask(what: str, shape: tuple[int, ...], aside: bool) -> str:
+            return self.leading.ask(call.root, what, shape, aside=aside)[1]
+
+        return Base(call.owner.name, value, report, ask).tensor()
 
     # -- while backward() runs ---------------------------------------------------------------------------------------
 
@@ -273,55 +318,25 @@ class Capture:
                 f"backward() reached {owner} through a forward pass made before the last optimizer.step(). "
                 "Compute the loss anew in every iteration."
             )
-        if arrived.complete:
-            raise RuntimeError(
-                "backward() was called a second time before optimizer.step(): one example could then count twice. "
-                "Add the losses and call backward() once; for batches too large for memory set "
-                "max_physical_batch_size in make_private; to throw gradients away call optimizer.zero_grad()."
-            )
-        task = torch._C._current_graph_task_id()
-        if arrived.task not in (None, task):
-            raise RuntimeError(
-                f"backward() reached {owner} while another backward pass was unfinished: one that raised (call "
-                "optimizer.zero_grad() before going on), or one that it is nested in (use "
-                "torch.utils.checkpoint with use_reentrant=False)."
-            )
-        if arrived.task is None:
-            arrived.task = task
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: setattr(arrived, "complete", True))
-        arrived.batch_size = _batch_size(call, use, arrived.batch_size)
+        arrived.admit(owner)
+        if call.root is None:
+            self.leading.outside.add(owner.name)
+        arrived.set_size(_batch_size(call, use))
         if not arrived.reached:
             self.choices.begin(use.batch_size)
-        arrived.reached.update(owner.full_names.values())
+        arrived.reached.update(self._names[owner].values())
         if use.batch_size == 0:
             return
-        self._seen.add(owner.name)
         self._pass.busy = True
         try:
             with full_precision(owner.device):
-                self._take_in(arrived, owner, owner.rule.piece(use))
+                piece = owner.rule.piece(use)
+                if not arrived.take_in(owner, piece, self._names[owner], tied=owner in self._tied):
+                    self._repeated.add(owner.name)
         finally:
             self._pass.busy = False
 
-    def _take_in(self, arrived: Arrived, owner: Owner, piece: Piece) -> None:
-        """As it is; the gradients themselves where a parameter was used before, in this module or another."""
-        before = arrived.pieces.pop(owner, None)
-        if before is None and owner not in self._tied and owner not in arrived.repeated:
-            arrived.pieces[owner] = NamedPiece(owner.full_names, piece)
-            return
-        self._repeated.add(owner.name)
-        arrived.repeated.add(owner)
-        for each in (piece,) if before is None else (before.piece, piece):
-            for relative, rows in each.per_example().items():
-                name = self._canonical[owner.full_names[relative]]
-                arrived.shared[name] = arrived.shared[name] + rows if name in arrived.shared else rows
-
     # -- between passes ----------------------------------------------------------------------------------------------
-
-    @property
-    def complete(self) -> bool:
-        """Whether a backward pass has come to its end since the last `take`."""
-        return self._pass.arrived.complete
 
     @property
     def batch_size(self) -> int | None:
@@ -340,21 +355,28 @@ class Capture:
                 "optimizer.step() found no gradients of the private model. Call loss.backward() on a loss computed "
                 "from model(...) in this iteration, with gradients enabled, before every optimizer.step()."
             )
-        reached = {self._canonical[name] for name in arrived.reached}
-        unreached = [name for name in self.layers.index if name not in reached]
+        arrived.refuse_changed()
+        unreached = [name for name in self.layers.index if name not in arrived.reached]
         self._end_pass()
         return PerExampleGradients(arrived.batch_size, list(arrived.pieces.values()), arrived.shared, unreached)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, a pass that is not the user's: it puts an end to theirs, and nobody watches."""
-        watcher, self.watcher = self.watcher, None
         self._end_pass()
+        with self.beside():
+            yield
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Inside, a pass beside the user's, which goes on afterwards as if there had been none; nobody watches."""
+        watcher, self.watcher = self.watcher, None
+        theirs, self._pass = self._pass, Pass()
         try:
             yield
         finally:
             self._end_pass()
-            self.watcher = watcher
+            self._pass, self.watcher = theirs, watcher
 
     def _end_pass(self) -> None:
         self._pass.discard()
@@ -366,32 +388,12 @@ def leading_dimension(inputs: Any) -> int | None:
     return next((len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
 
 
-def _batch_size(call: Call, use: Use, before: int | None) -> int:
+def _batch_size(call: Call, use: Use) -> int:
     """How many examples a call is about; refused where its rows are not the batch's examples."""
     size = use.batch_size if call.root is None or call.root.batch_size is None else call.root.batch_size
     shapes = [tuple(g.shape) for g in use.output_grads]
     dims = [output_batch_dim(use.module, i) for i in range(len(shapes))]
-    if use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
-        parent = call.owner.name.rpartition(".")[0]  # no sizes below: that of a batch is private
-        raise ValueError(
-            f"{call.owner} took in or gave out another number of rows than the batch has examples: its first "
-            "dimension must be the example, or per-example gradients cannot be told apart. Keep the batch first "
-            "and look positions up for every example (index.expand(batch, -1)), or pass "
-            f"generic=['{parent}'] to make_private so that the enclosing module is taken as a whole."
-        )
-    if before not in (None, size):
-        raise ValueError(
-            "one loss was computed from batches of different sizes. All calls of the model that feed one loss must "
-            "see the same examples, in the same order."
-        )
+    elsewhere = call.key in call.capture.leading.not_rows and not call.shared
+    if elsewhere or use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
+        raise ValueError(astray(call.owner))
     return size
-
-
-def _refuse_hidden_tensors(owner: Owner, output: Any) -> None:
-    """A dataclass that torch cannot look into would hide gradients from us."""
-    for leaf in pytree.tree_leaves(output):
-        if dataclasses.is_dataclass(leaf):
-            raise TypeError(
-                f"{owner} has parameters of its own and returns a {type(leaf).__name__}, whose tensors cannot be seen. "
-                "Return a tensor, tuple or dict, or register the class with torch.utils._pytree."
-            )

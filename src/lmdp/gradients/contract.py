@@ -9,6 +9,7 @@ weights. A `Rule` is one record of the table in `plan.py`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,9 @@ class Use:
     outputs       kept only for rules that run the module again
     rng_state     of torch's generator before the call, for the same rules
     prefers_gram  which of its two ways a rule with a choice is to take
+    same_for_all  which of the flattened arguments are established to be the same for every example
+    is_data       whether the inputs come from outside of what is differentiated, such as the batch itself. What is kept
+                  of them is copied: others may write to them past torch's count, through x.numpy() or x.data
     """
 
     module: nn.Module
@@ -54,6 +58,8 @@ class Use:
     output_grads: tuple[Tensor, ...]
     rng_state: Tensor | None = None
     prefers_gram: Callable[[Sizes], bool] = lambda sizes: False
+    is_data: bool = False
+    same_for_all: frozenset[int] = frozenset()
 
 
 class Piece(Protocol):
@@ -62,6 +68,11 @@ class Piece(Protocol):
     @property
     def squared_norms(self) -> dict[str, Tensor]:
         """Squared norms [B] of the examples' parts; keys are parameter names, or "" for all of them together."""
+        ...
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """The tensors that it keeps until the step."""
         ...
 
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -94,8 +105,9 @@ class Rule:
     piece      from a use to its piece
     explain    names of the trainable parameters → how gradients are held, and why, where there is nothing to choose
     examples   small modules of its kinds, on which tests try it
-    chooses    whether it has two ways, so that nothing can be said before its first gradient arrives
+    features   numbers on both sides of a position, if the module leaves the rule two ways: forming, or Gram matrices
     runs_again whether the module is run again, so that its outputs and the state of torch's generator must be kept
+    takes_more_dims  whether an input may have any number of dimensions between the example and its last ones
     """
 
     name: str
@@ -103,8 +115,9 @@ class Rule:
     piece: Callable[[Use], Piece]
     explain: Callable[[frozenset[str]], tuple[str, str]]
     examples: tuple[Example, ...] = ()
-    chooses: bool = False
+    features: Callable[[Any], int | None] = lambda module: None
     runs_again: bool = False
+    takes_more_dims: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,3 +157,24 @@ def float_tensors(output: Any) -> tuple[Tensor, ...]:
 
 def is_float(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def refuse_hidden_tensors(owner: Owner, output: Any) -> None:
+    """A dataclass that torch cannot look into would hide gradients from us."""
+    for leaf in pytree.tree_leaves(output):
+        if dataclasses.is_dataclass(leaf):
+            raise TypeError(
+                f"{owner} has parameters of its own and returns a {type(leaf).__name__}, whose tensors cannot be seen. "
+                "Return a tensor, tuple or dict, or register the class with torch.utils._pytree."
+            )
+
+
+def astray(owner: Owner) -> str:
+    """Why its gradients cannot be told apart, and what to do."""
+    parent = owner.name.rpartition(".")[0]  # no sizes below: that of a batch is private
+    return (
+        f"{owner} took in or gave out another number of rows than the batch has examples: its first "
+        "dimension must be the example, or per-example gradients cannot be told apart. Keep the batch first "
+        "and look positions up for every example (index.expand(batch, -1)), or pass "
+        f"generic=['{parent}'] to make_private so that the enclosing module is taken as a whole."
+    )

@@ -54,7 +54,7 @@ def piece(use: Use) -> Piece:
     if geometry.weight:
         pixels = max(x.shape[2:].numel() // math.prod(geometry.stride), g.shape[2:].numel())
         norms = norms + joined([geometry.gram_norms(x[chunk], g[chunk]) for chunk in chunks(len(x), pixels**2)])
-    return Factored(norms, x, g, geometry.contract, geometry.form)
+    return Factored(norms, x.clone() if use.is_data else x, g, geometry.contract, geometry.form)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Geometry:
         """For the choice of a rule. A strided convolution has a Gram matrix of pixels for every phase of its stride."""
         return Sizes(
             positions=g.shape[2:].numel(),
-            features=self.channels * math.prod(self.stride) + g.shape[1],
+            features=self.channels * math.prod(self.stride) + len(self.weights),
             weights=self.weights.numel(),
             factors=x[0].numel() + g[0].numel(),
             batch_size=len(x),
@@ -312,6 +312,11 @@ def _explain(trainable: frozenset[str]) -> tuple[str, str]:
     return "formed", "a grouped convolution"
 
 
+def _features(module: Conv) -> int | None:
+    geometry = Geometry.of(module, frozenset())
+    return None if geometry.groups > 1 else geometry.channels * math.prod(geometry.stride) + len(geometry.weights)
+
+
 RULE = Rule(
     "convolution",
     (nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -324,5 +329,5 @@ RULE = Rule(
         Example(lambda: nn.Conv2d(16, 24, 3, padding=1, padding_mode="reflect"), (16, 3, 3)),
         Example(lambda: nn.Conv3d(2, 3, 2), (2, 4, 3, 3)),
     ),
-    chooses=True,
+    features=_features,
 )

@@ -45,6 +45,10 @@ class TouchedRows:
     size: int
 
     @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return (self.rows,)
+
+    @property
     def squared_norms(self) -> dict[str, Tensor]:
         each = squared_row_norms(self.rows)
         return {"weight": each.new_zeros(self.batch_size).index_add_(0, self.example, each)}
@@ -75,4 +79,5 @@ RULE = Rule(
         Example(lambda: nn.Embedding(7, 3), (4,), indices=7),
         Example(lambda: nn.Embedding(7, 3, padding_idx=2), (2, 5), indices=7),
     ),
+    takes_more_dims=True,
 )

@@ -27,6 +27,12 @@ from lmdp.gradients.rows import Rows, Stored, output_batch_dim
 SHARED_ARGUMENTS = frozenset({"attn_mask", "src_mask", "tgt_mask", "mask"})
 """Keyword arguments that are shared by all examples even if their first dimension happens to be the batch size."""
 
+_MIXES = (
+    "a {kind} with parameters {names} gave other outputs when its examples were run one by one than in the batch. "
+    "Either it mixes the examples of a batch, which cannot be private, or it contains dropout that cannot be replayed: "
+    "set its dropout to 0."
+)
+
 OfOne = Callable[[list[Tensor], tuple[Tensor, ...]], tuple[dict[str, Tensor], tuple[Tensor, ...]]]
 
 
@@ -46,6 +52,8 @@ def piece(use: Use) -> Piece:
             return float_tensors(functional_call(use.module, parameters, args, kwargs))
 
         outputs, pull = vjp(forward, parameters)[:2]
+        if any(o.shape != g.unsqueeze(d).shape for o, g, d in zip(outputs, output_grads, out_dims)):
+            raise RuntimeError(_MIXES.format(kind=type(use.module).__name__, names=sorted(use.trainable)))
         (pulled,) = pull(tuple(g.unsqueeze(dim) for g, dim in zip(output_grads, out_dims)))
         return pulled, tuple(output.squeeze(dim) for output, dim in zip(outputs, out_dims))
 
@@ -89,16 +97,12 @@ def _check_replay(use: Use, again: tuple[Tensor, ...], out_dims: tuple[int, ...]
         finite = torch.isfinite(before) & torch.isfinite(after)
         off = torch.where(finite, (before - after).abs(), torch.zeros_like(after))
         if before.shape != after.shape or (off > tolerance * (1 + before.abs())).any():
-            raise RuntimeError(
-                f"a {type(use.module).__name__} with parameters {sorted(use.trainable)} gave other outputs when its "
-                "examples were run one by one than in the batch. Either it mixes the examples of a batch, which "
-                "cannot be private, or it contains dropout that cannot be replayed: set its dropout to 0."
-            )
+            raise RuntimeError(_MIXES.format(kind=type(use.module).__name__, names=sorted(use.trainable)))
 
 
 def _input_batch_dims(use: Use, leaves: list[Any]) -> dict[int, int]:
     """Position among the flattened arguments → dimension of the example, for those that have one."""
-    shared = _shared_leaves(use)
+    shared = _shared_leaves(use) | use.same_for_all
     dims = {}
     for i, leaf in enumerate(leaves):
         dim = 1 if isinstance(use.module, nn.RNNBase) and i > 0 else 0

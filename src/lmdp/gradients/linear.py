@@ -49,7 +49,7 @@ def piece(use: Use) -> Piece:
     norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
     if weight:
         norms = norms + joined([_gram_norms(x[chunk], g[chunk]) for chunk in chunks(batch, positions**2)])
-    return Factored(norms, x, g, natively(summed), expand)
+    return Factored(norms, x.clone() if use.is_data else x, g, natively(summed), expand)
 
 
 def _of_one_position(use: Use, x: Tensor, g: Tensor) -> Piece:
@@ -65,7 +65,7 @@ def _of_one_position(use: Use, x: Tensor, g: Tensor) -> Piece:
     norms = _squares(g)
     if "weight" in use.trainable:
         norms = norms * (_squares(x) + ("bias" in use.trainable))
-    return Factored(norms, x, g, natively(summed), expand)
+    return Factored(norms, x.clone() if use.is_data else x, g, natively(summed), expand)
 
 
 def _summed(x: Tensor, g: Tensor, trainable: frozenset[str]) -> dict[str, Tensor]:
@@ -133,5 +133,6 @@ RULE = Rule(
         Example(lambda: nn.Linear(70, 60), (2, 70)),
         Example(lambda: nn.Linear(4, 3), (2, 3, 4)),
     ),
-    chooses=True,
+    features=lambda module: module.in_features + module.out_features,
+    takes_more_dims=True,
 )

@@ -78,8 +78,17 @@ def _instance(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
 
 
 RULES = (
-    Rule("layer norm", (nn.LayerNorm,), layer_norm, _explain, (Example(lambda: nn.LayerNorm((3, 4)), (5, 3, 4)),)),
-    Rule("rms norm", (nn.RMSNorm,), rms_norm, _explain, (Example(lambda: nn.RMSNorm(4), (5, 4)),)),
+    Rule(
+        "layer norm",
+        (nn.LayerNorm,),
+        layer_norm,
+        _explain,
+        (Example(lambda: nn.LayerNorm((3, 4)), (5, 3, 4)),),
+        takes_more_dims=True,
+    ),
+    Rule(
+        "rms norm", (nn.RMSNorm,), rms_norm, _explain, (Example(lambda: nn.RMSNorm(4), (5, 4)),), takes_more_dims=True
+    ),
     Rule("group norm", (nn.GroupNorm,), group_norm, _explain, (Example(lambda: nn.GroupNorm(2, 4), (4, 5, 3)),)),
     Rule(
         "instance norm",

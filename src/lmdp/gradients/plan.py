@@ -9,6 +9,7 @@ what stays in memory until the step. Neither changes a result beyond rounding.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -79,8 +80,17 @@ def _gram_work(sizes: Sizes) -> int:
 
 
 def _formed_work(sizes: Sizes) -> int:
+    return _weights_work(sizes.weights)
+
+
+def _weights_work(weights: int) -> int:
     """Every per-example weight is written, read for the norm and read again for the sum: little while in cache."""
-    return (60 if sizes.weights > IN_CACHE else 5) * sizes.weights
+    return (60 if weights > IN_CACHE else 5) * weights
+
+
+def gram_limit(features: int, weights: int) -> int:
+    """The largest number of positions for which the Gram rule is the cheaper one."""
+    return math.isqrt((_weights_work(weights) - 1) // (features + 300))
 
 
 def _gram_is_lean(sizes: Sizes) -> bool:
@@ -204,49 +214,50 @@ class Choices:
 
 @dataclass(frozen=True)
 class PlannedModule:
-    """One module of the plan. `kept_bytes` stay in memory between backward and step, where there is a choice.
-
-    They are those of one example, because the size of a Poisson batch is private.
-    """
+    """One module of the plan. `kept_bytes` of one example stay in memory until the step, where there is a choice."""
 
     name: str
     kind: str
     rule: str
     reason: str
-    kept_bytes: int | None
+    kept_bytes: int | None = None
 
     @classmethod
-    def of(cls, owner: Owner, choice: Choice | None, *, seen: bool, repeated: bool) -> PlannedModule:
-        kept = None
+    def of(cls, owner: Owner, choices: Choices, *, repeated: bool, numbers: bool) -> PlannedModule:
+        name, kind = owner.name, type(owner.module).__name__
+        choice = choices.by_name.get(name)
         if repeated:
-            rule, reason = "formed", "used more than once: the gradients of all uses are added"
-        elif choice is not None:
-            rule, reason = "gram" if choice.gram else "formed", choice.reason
+            return cls(name, kind, "formed", "used more than once: the gradients of all uses are added")
+        if numbers and choice is not None:
             kept = choice.kept // choice.sizes.batch_size
-        elif seen or not owner.rule.chooses:
-            rule, reason = owner.rule.explain(owner.trainable)
-        else:
-            rule, reason = "undecided", "decided when its first gradient arrives"
-        return cls(owner.name, type(owner.module).__name__, rule, reason, kept)
+            return cls(name, kind, "gram" if choice.gram else "formed", choice.reason, kept)
+        features = owner.rule.features(owner.module) if "weight" in owner.trainable else None
+        if features is None:
+            return cls(name, kind, *owner.rule.explain(owner.trainable))
+        if choices.memory_budget is not None:
+            return cls(name, kind, "either", "gram or formed, by cost and by what the memory budget leaves")
+        limit = gram_limit(features, owner.parameters["weight"].numel())
+        return cls(name, kind, "either", f"gram for up to {limit} positions of an example, formed for more")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One line per module; printing it gives a table."""
+    """One line per module; printing it gives a table.
+
+    It follows from the modules alone, unless it has `numbers`: those are of the last batch (the length of its
+    sequences, the rule that this led to, what was kept of an example), and they are not private.
+    """
 
     modules: tuple[PlannedModule, ...]
     memory_budget: int | None
-    kept_bytes: int
+    kept_bytes: int | None
     loops: str
 
     @classmethod
-    def of(cls, owners: Iterable[Owner], choices: Choices, seen: Collection[str], repeated: Collection[str]) -> Plan:
-        """As of the last backward pass. `seen`, `repeated`: modules whose gradients arrived, or arrived again."""
-        modules = tuple(
-            PlannedModule.of(o, choices.by_name.get(o.name), seen=o.name in seen, repeated=o.name in repeated)
-            for o in owners
-        )
-        kept = sum(m.kept_bytes or 0 for m in modules)
+    def of(cls, owners: Iterable[Owner], choices: Choices, repeated: Collection[str], *, numbers: bool) -> Plan:
+        """`repeated`: modules whose gradients arrived more than once in a pass."""
+        modules = tuple(PlannedModule.of(o, choices, repeated=o.name in repeated, numbers=numbers) for o in owners)
+        kept = sum(m.kept_bytes or 0 for m in modules) if numbers else None
         return cls(modules, choices.memory_budget, kept, compiled.description())
 
     def __str__(self) -> str:
@@ -256,8 +267,10 @@ class Plan:
             for m in self.modules
         ]
         budget = "no memory budget" if self.memory_budget is None else f"budget {self.memory_budget / 2**20:.1f} MB"
+        if self.kept_bytes is None:
+            return "\n".join([*lines, budget, self.loops])
         kept = f"kept between backward and step: {_kilobytes(self.kept_bytes)} an example ({budget})"
-        return "\n".join([*lines, kept, self.loops])
+        return "\n".join([*lines, kept, "numbers of the last batch: not private", self.loops])
 
 
 def _kilobytes(count: int | None) -> str:

@@ -124,6 +124,10 @@ class Stored:
     def squared_norms(self) -> dict[str, Tensor]:
         return {name: rows.squared_norms for name, rows in self.rows.items()}
 
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return tuple(block for rows in self.rows.values() for block in rows.blocks)
+
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         sums = [rows.weighted_sums(scales[name]) for name, rows in self.rows.items()]
         return [dict(zip(self.rows, each)) for each in zip(*sums)]
@@ -153,6 +157,10 @@ class Factored:
     @property
     def squared_norms(self) -> dict[str, Tensor]:
         return {"": self.norms}
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return self.x, self.g
 
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         one_layer = next(iter(scales.values()))  # a plain module's parameters are in one layer

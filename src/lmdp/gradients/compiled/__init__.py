@@ -2,7 +2,7 @@
 
     linear_rows, patch_rows   per-example weight gradients with their norms, and per-example bias gradients
     patch_sums                two weighted sums of per-example weight gradients, which are formed but not kept
-    normal_pairs              normal numbers from random bits
+    on_grid                   sums with normal noise from random bits, rounded to a grid
 
 In reading order:
 
@@ -10,7 +10,9 @@ In reading order:
     bounds      what is checked before C gets a pointer
     kernels.c   structures, and the loops for every type of numbers and width of vectors
     width.h     the loops for one width
-    loops.h     the loops
+    loops.h     the loops of gradients
+    grid.h      the loop of noise
+    grid        what it computes, and how: by PyTorch too, and by intervals where double precision cannot tell
 
 They are optional. Without a C compiler at installation, on other devices and for other types of numbers, the same
 results come from PyTorch's operations. In the environment, LMDP_COMPILED=0 switches them off, and LMDP_KERNELS names
@@ -64,6 +66,16 @@ class _Linear(ctypes.Structure):
 
     _fields_ = [
         (name, _NUMBER) for name in ("batch", "positions", "outputs", "inputs", "past_cache", "threads", "room")
+    ]
+
+
+class _OnGrid(ctypes.Structure):
+    """As in `kernels.c`."""
+
+    _fields_ = [
+        ("count", _NUMBER),
+        *((name, ctypes.c_double) for name in ("weight", "deviation", "step")),
+        *((name, _NUMBER) for name in ("room", "threads")),
     ]
 
 
@@ -143,15 +155,17 @@ def _patches(walk: Walk, x: Tensor, g: Tensor) -> _Patches:
     )
 
 
-def normal_pairs(words: Tensor, std: float, first: Tensor, second: Tensor) -> bool:
-    """Box–Muller: from words int64 [2, pairs] to normal numbers [pairs] each.
+def on_grid(words: Tensor, sums: Tensor, out: Tensor, *, weight: float, deviation: float, step: float) -> Tensor:
+    """Writes `sums` · weight + normal numbers · deviation, rounded to whole numbers, times `step`. All tensors are [n].
 
-    False if there is a uniform number so small that it needs more bits: what was written is then not to be used.
+    Words int64 [2, pairs] give a radius and an angle for each pair of normal numbers. Returns the places, in no order,
+    where double precision cannot tell which whole number is nearest: NaN is written there.
     """
-    bounds.check_pairs(words, first, second)
-    normal = _function("normal", first.dtype)
-    small = normal(_at(words), len(first), std, _at(first), _at(second), torch.get_num_threads())
-    return int(small) == 0
+    bounds.check_on_grid(words, sums, out)
+    unsure = torch.empty(256, dtype=torch.int64, device="cpu")
+    job = _OnGrid(out.numel(), weight, deviation, step, len(unsure), torch.get_num_threads())
+    count = int(_function("on_grid", out.dtype)(ctypes.byref(job), *map(_at, (words, sums, out, unsure))))
+    return unsure[:count] if count <= len(unsure) else out.isnan().nonzero().squeeze(1)
 
 
 def _formed(
@@ -201,9 +215,7 @@ def _function(name: str, kind: torch.dtype) -> Any:
 @functools.cache
 def _loaded(name: str, kind: torch.dtype, width: int) -> Any:
     function = getattr(_library(), f"lmdp_{name}_{bounds.KINDS[kind]}_{width}")
-    function.restype = _NUMBER if name in ("normal", "patches_room", "linear_room") else None
-    if name == "normal":
-        function.argtypes = [_POINTER, _NUMBER, ctypes.c_double, _POINTER, _POINTER, _NUMBER]
+    function.restype = _NUMBER if name in ("on_grid", "patches_room", "linear_room") else None
     return function
 
 
@@ -224,7 +236,7 @@ def _library() -> ctypes.CDLL | None:
 
 def _agreeing(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library, if it was compiled for the structures that are handed to it."""
-    sizes = [ctypes.sizeof(structure) for structure in (_Patches, _Linear)]
+    sizes = [ctypes.sizeof(structure) for structure in (_Patches, _Linear, _OnGrid)]
     try:
         compiled_for = list((_NUMBER * len(sizes)).in_dll(library, "lmdp_structures"))
     except ValueError:

@@ -132,17 +132,19 @@ def check_scratch(scratch: Tensor, parts: int, room: int, needed: int) -> None:
         _refuse("scratch memory", scratch.numel(), f"{parts} × {room} numbers")
 
 
-def check_pairs(words: Tensor, first: Tensor, second: Tensor) -> None:
-    """Words int64 [2 · pairs]; two tensors [pairs] of one type. None overlaps another: C assumes so."""
-    _check_numbers("first of each pair", first, first.dtype, first.is_contiguous())
-    _check_numbers("second of each pair", second, first.dtype, second.is_contiguous())
+def check_on_grid(words: Tensor, sums: Tensor, out: Tensor) -> None:
+    """Words int64 [2 · pairs]; sums and results [n] of one type. None overlaps another: C assumes so."""
+    _check_numbers("results", out, out.dtype, out.is_contiguous())
+    _check_numbers("sums", sums, out.dtype, sums.is_contiguous())
     _check_memory("random words", words, torch.int64, words.is_contiguous())
-    pairs, count = first.numel(), words.numel()
-    if second.numel() != pairs or count != 2 * pairs:
-        _refuse("random words", count, f"2 for each of {pairs} and {second.numel()} pairs")
-    low, middle, high = sorted((words, first, second), key=Tensor.data_ptr)
+    numbers, count = out.numel(), words.numel()
+    if sums.numel() != numbers:
+        _refuse("sums", sums.numel(), f"{numbers}, as many as results")
+    if count != numbers + numbers % 2:
+        _refuse("random words", count, f"2 for each pair of {numbers} numbers")
+    low, middle, high = sorted((words, sums, out), key=Tensor.data_ptr)
     if low.data_ptr() + low.nbytes > middle.data_ptr() or middle.data_ptr() + middle.nbytes > high.data_ptr():
-        _refuse("random words and pairs", "overlapping", "memory of its own for each")
+        _refuse("random words, sums and results", "overlapping", "memory of its own for each")
 
 
 def _check_numbers(name: str, tensor: Tensor, dtype: torch.dtype, dense: bool) -> None:

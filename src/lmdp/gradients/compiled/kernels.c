@@ -1,8 +1,8 @@
-/* Inner loops of a private step on CPUs: per-example gradients with their norms, and normal numbers.
+/* Inner loops of a private step on CPUs: per-example gradients with their norms, and sums with noise on a grid.
  *
- * `loops.h` holds the loops. They are compiled for every width of a processor's vectors and for both types of numbers:
- * lmdp_linear_float_64 works on floats in vectors of 64 bytes. `__init__.py` calls those of the widest vectors that the
- * processor has.
+ * `loops.h` and `grid.h` hold the loops. They are compiled for every width of a processor's vectors and for both types
+ * of numbers: lmdp_linear_float_64 works on floats in vectors of 64 bytes. `__init__.py` calls those of the widest
+ * vectors that the processor has.
  *
  * Nothing is checked here. That no loop leaves the memory behind its pointers has been checked before:
  *
@@ -57,8 +57,19 @@ typedef struct {
     int64_t batch, positions, outputs, inputs, past_cache, threads, room;
 } Linear;
 
+typedef struct {
+    int64_t count;
+    double weight, deviation, step;
+    int64_t room, threads; /* room: places that may be left unsure */
+} OnGrid;
+
+/* As in `grid.py`, which says why. */
+#define ERROR 0x1p-41
+#define LEAST 0x1p-22
+#define RUN 1024 /* pairs that are worked on at once */
+
 /* Sizes that the caller's structures must have. */
-const int64_t lmdp_structures[] = {sizeof(Patches), sizeof(Linear)};
+const int64_t lmdp_structures[] = {sizeof(Patches), sizeof(Linear), sizeof(OnGrid)};
 
 #define JOINED(a, b, c) lmdp_##a##_##b##_##c
 #define JOIN(a, b, c) JOINED(a, b, c)
