@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
 from lmdp.gradients.attach import REGISTRY
-from lmdp.guards import independence as mixing
+from lmdp.guards.ways import TRIES
 from tests.private.test_engine import Small, data, private, train
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -44,6 +44,14 @@ def of_the_mean(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target).exp()
 
 
+def clamped(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target).clamp(max=100.0)
+
+
+def without_nan(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target).nan_to_num()
+
+
 def first_step(loss: Loss, model: nn.Module | None = None, **options: Any) -> lmdp.PrivacyEngine:
     engine, model, optimizer, loader = private(model, data_loader=data(40, 20), **options)
     for x, y in loader:
@@ -53,11 +61,11 @@ def first_step(loss: Loss, model: nn.Module | None = None, **options: Any) -> lm
     return engine
 
 
-@pytest.mark.parametrize("loss", [centred, contrastive, paired, ranked, of_the_mean])
+@pytest.mark.parametrize("loss", [centred, contrastive, paired, ranked, of_the_mean, clamped, without_nan])
 def test_a_loss_in_which_examples_meet_is_refused_before_anything_is_released(loss: Loss) -> None:
     engine, model, optimizer, loader = private(data_loader=data(40, 20))
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="the loss lets the examples of a batch meet"):
+    with pytest.raises(RuntimeError, match=r"the loss lets the examples .* meet|what the examples .* add up to"):
         train_with(loss, model, optimizer, loader)
     assert engine.steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
@@ -151,28 +159,12 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Centred, Attending])
-def test_a_model_in_which_examples_meet_is_refused_in_its_first_forward(make: type[nn.Module]) -> None:
+def test_a_model_in_which_examples_meet_is_refused_before_anything_is_released(make: type[nn.Module]) -> None:
     engine, model, *_ = private(make())
     with pytest.raises(RuntimeError, match="the model lets the examples of a batch meet"):
-        model(torch.randn(5, 1, 6, 6))
+        F.cross_entropy(model(torch.randn(5, 1, 6, 6)), torch.zeros(5, dtype=torch.long)).backward()
     assert engine.steps == 0
-
-
-def test_the_look_at_the_model_uses_no_value_of_the_batch() -> None:
-    seen: list[Tensor] = []
-
-    class Watching(Small):
-        def forward(self, x: Tensor) -> Tensor:
-            if isinstance(x, Tensor):
-                seen.append(x.clone())
-            return super().forward(x)
-
-    for fill in (0.0, 5.0):
-        _, model, *_ = private(Watching())
-        model(torch.full((7, 1, 6, 6), fill))
-    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:]))
-    assert {len(x) - mixing.ROWS for x in first[1:]} == {0, 1}
+    assert engine.privacy_statement(1e-5).verdicts["model"] == "violated"
 
 
 def test_the_look_leaves_random_state_buffers_and_results_alone() -> None:
@@ -210,8 +202,7 @@ def test_it_leaves_torch_as_it_was_when_the_engine_goes() -> None:
     engine, model, optimizer, loader = private()
     assert torch.autograd.backward is not original
     train(model, optimizer, loader)
-    assert engine._attached.independence is not None
-    assert engine._attached.independence.done
+    assert engine.privacy_statement(1e-5).verdicts["model"] == "holds"
     engine.detach()
     assert torch.autograd.backward is original
     other, *_ = private()
@@ -323,8 +314,7 @@ def steps_until_refused(loss: Loss, sizes: list[int], lengths: list[int] | None 
     ],
 )
 def test_a_divisor_that_is_neither_fixed_nor_the_number_of_examples_is_refused(loss: Loss) -> None:
-    """Two kinds of batch may be two losses that take turns; three are not."""
-    assert steps_until_refused(loss, [8, 11, 9]) == 2
+    assert steps_until_refused(loss, [8, 11, 9]) == 1
 
 
 def soft_targets(output: Tensor, target: Tensor) -> Tensor:
@@ -419,7 +409,8 @@ def test_steps_that_were_made_before_a_refusal_are_not_certified() -> None:
     assert engine.steps > 0
     statement = engine.privacy_statement(1e-5)
     assert not statement.certified
-    assert "examples meet" in statement.reasons[0]
+    assert statement.verdicts["loss"] == "violated"
+    assert "the loss divides by something else" in statement.verdicts["loss"].why
 
 
 def texts() -> DataLoader[Any]:
@@ -430,12 +421,12 @@ def texts() -> DataLoader[Any]:
 
 def test_a_sum_may_be_divided_by_a_constant_and_not_by_the_number_of_examples() -> None:
     assert steps_until_refused(sum_over_a_constant, [8, 11, 1], loss_reduction="sum") is None
-    assert steps_until_refused(sum_over_a_constant, [8, 11, 9]) == 2
-    assert steps_until_refused(over_all, [8, 11, 9], loss_reduction="sum") == 2
+    assert steps_until_refused(sum_over_a_constant, [8, 11, 9]) == 1
+    assert steps_until_refused(over_all, [8, 11, 9], loss_reduction="sum") == 1
 
 
 def test_a_mean_over_the_longest_example_is_refused_when_its_length_changes() -> None:
-    assert steps_until_refused(over_all, [8, 8, 8, 8], [6, 6, 7, 9]) == 3
+    assert steps_until_refused(over_all, [8, 8, 8, 8], [6, 6, 7, 9]) == 2
     assert steps_until_refused(own_means, [8, 8, 8, 8], [6, 6, 7, 9]) is None
 
 
@@ -461,16 +452,16 @@ class TimeFirstCentred(Texts):
         return output - output.mean(1, keepdim=True)
 
 
-@pytest.mark.parametrize("length", [mixing.ROWS, mixing.ROWS + 1, 8])
+@pytest.mark.parametrize("length", [3, 8])
 def test_examples_are_told_apart_where_they_are_not_the_first_dimension(length: int) -> None:
-    """Also where there are as many examples as tokens."""
+    """Also where there are as many examples as tokens, as there are in some batches here."""
 
-    def run(model: nn.Module, loss: Loss) -> None:
-        engine, model, optimizer, _ = private(model, poisson_sampling=False)
-        x = torch.randint(0, 50, (8, length))
-        loss(model(x), torch.randint(0, 3, (length, 8))).backward()
-        optimizer.step()
-        assert engine.steps == 1
+    def run(model: nn.Module, loss: Loss) -> lmdp.PrivacyEngine:
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(*(torch.randint(0, n, (80, length)) for n in (50, 3))), batch_size=8)
+        engine, model, optimizer, loader = private(model, data_loader=loader)
+        train_with(lambda output, target: loss(output, target.T), model, optimizer, loader)
+        return engine
 
     def over_time(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy((output - output.mean(0)).flatten(0, 1), target.flatten())
@@ -478,10 +469,10 @@ def test_examples_are_told_apart_where_they_are_not_the_first_dimension(length: 
     def over_examples(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy((output - output.mean(1, keepdim=True)).flatten(0, 1), target.flatten())
 
-    run(TimeFirst(), over_time)
-    with pytest.raises(RuntimeError, match="the loss lets"):
+    assert run(TimeFirst(), over_time).privacy_statement(1e-5).certified
+    with pytest.raises(RuntimeError, match="examples of a batch meet"):
         run(TimeFirst(), over_examples)
-    with pytest.raises(RuntimeError, match="the model lets"):
+    with pytest.raises(RuntimeError, match="examples of a batch meet"):
         run(TimeFirstCentred(), over_time)
 
 
@@ -538,7 +529,7 @@ def test_a_loss_is_judged_however_backward_is_called() -> None:
 
 def test_backward_passes_of_others_do_not_use_up_the_look() -> None:
     _, model, *_ = private(poisson_sampling=False)
-    for _ in range(2 * mixing.TRIES):
+    for _ in range(2 * TRIES):
         output = model(torch.randn(8, 1, 6, 6))
         torch.randn(3, requires_grad=True).sum().backward()
     with pytest.raises(RuntimeError, match="the loss lets the examples"):

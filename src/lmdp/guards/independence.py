@@ -1,332 +1,397 @@
-"""Do examples meet, in the model or in the loss? Looked for where a run can show it, and refused if so.
+"""Do examples meet, in the model, in the loss, or on the way there? Looked for in real steps, and refused if so.
 
-The guarantee needs a loss that is a sum or mean of terms which each depend on one example. Three looks:
+The guarantee needs a loss that is a sum or mean of terms which each depend on one example. Looks, from the cheapest:
 
-    model     in the first step, run on *made-up* examples of the batch's shape: if one is changed, the outputs of the
-              others must not change
-    loss      in the first step, where the user's backward() begins: the gradient at one example's output must not
-              depend on another's output, and the mean must not divide by something that labels decide
-    divisors  in every step: what the loss divides by is fixed, or the number of examples (loss_scale.py)
+    graph      every step     the loss's terms are read off its graph, and what it divides by (proof, loss_scale)
+    gradients  first steps    of outputs with respect to other rows' outputs (loss)
+    replay     each new way   the model is run again with other examples beside half of the batch (replay)
+    company    after 1, 2,    the data loader hands a batch out four times: with others in half of its places, and a
+               16, 64,        few of it alone. With the parameters the same, the gradients of the rest must stay the
+               1024 … steps   same (company). Sees everything, also what the loop does around the model
 
-Nothing of this leaks. The first look sees only shapes. The others see private outputs, but for a loss whose terms each
-depend on one example they find nothing, whatever the data: the derivative is zero, not small, and the divisor is what
-it was before. They can speak only where the guarantee did not hold in the first place.
+What was looked at is one *way* of making a step (ways). A step made in a new way is looked at again. Until then the
+assumption is not established.
+
+Nothing of this leaks. For a training in which no examples meet, the looks find nothing, whatever the data. They can
+speak only where the guarantee did not hold in the first place.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import random
-import weakref
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients.attach import look
+from lmdp.gradients import Capture, PerExampleGradients
+from lmdp.gradients.attach import REGISTRY
 from lmdp.gradients.capture import leading_dimension
-from lmdp.guards.loss_scale import LossScale, is_of_many, walk
-
-ROWS = 4
-TRIES = 3
-MOST_OUTPUTS = 8
-NO_INDEX = (-100, 2**64 - 100)
-"""The ignore_index that torch takes for none, as its nodes store it."""
-
-REMEDY = (
-    "One example could then change what all others contribute, and no epsilon would hold. If you know better, pass "
-    "check_mixing=False to make_private."
+from lmdp.guards.company import ENOUGH, Company, Part
+from lmdp.guards.delivery import Delivery
+from lmdp.guards.handed import Handed, kept_apart
+from lmdp.guards.looks import Wish, is_due, steps_until_look
+from lmdp.guards.loss import (
+    REMEDY,
+    Output,
+    other_divisor,
+    refuse_functions_of_totals,
+    refuse_other_reduction,
+    refuse_uneven_means,
+    rows_meet,
 )
+from lmdp.guards.loss_scale import LossScale, walk
+from lmdp.guards.proof import Reading, shape_of
+from lmdp.guards.replay import RootCall, Sketch, run_again, tolerance_of
+from lmdp.guards.still import Still, draws
+from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
+from lmdp.guards.ways import MOST, TRIES, Way, Ways, next_to_look_at
+from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, OPEN, SEEDED, TAKEN
+
+MOST_CALLS = 8
+COMPANIES = 2
+"""In which the model is run again."""
+LOOKS = 2
+"""In company, for a loss that could not be read: it may weigh or choose examples alike by chance."""
+OFTEN = 8
+"""The whole graph, model and all, is compared in the first steps, and then in one of so many, nobody knows which."""
 
 
 @dataclass
-class Outputs:
-    """An output of the model, its node in the graph, and which of its dimensions counts the examples."""
+class Called:
+    """One call of the model, with the outputs that a loss may be computed from."""
 
-    output: Tensor
-    node: Any
-    dim: int
-
-    def of(self, like: Tensor) -> Tensor:
-        """A tensor of the output's shape, examples first."""
-        return like.movedim(self.dim, 0)
+    call: RootCall
+    outputs: dict[int, Output]
 
 
 class Independence:
-    """Judges the model and the loss in the first step that allows it, what it divides by in each, until `close`."""
+    """Watches one training. Raises where examples are seen to meet, and says so to the judgement."""
 
-    def __init__(self, model: nn.Module, *, mean_loss: bool = True) -> None:
-        self._model = weakref.ref(model)
-        self._mean_loss = mean_loss
-        self._tries_left = {"model": TRIES, "loss": TRIES}
+    def __init__(self, judgement: Judgement, *, mean_loss: bool) -> None:
+        self.capture: Capture | None = None
+        self.still = False
+        self._drawn: Callable[[], bool] = lambda: False
+        self._judgement, self._mean_loss = judgement, mean_loss
         self._loss_scale = LossScale(mean_loss=mean_loss)
-        self._dims: list[int | None] | None = None
-        self.refused = False
-        self._rows: list[Outputs] = []
+        self._made: list[Called] = []
+        self._by_rows: set[tuple[int, int]] = set()
+        self._losses, self._models = Ways(), Ways()
+        self._inherited: dict[str, str] = {}
+        self._step: tuple[Way, Way] | None = None
+        self._handed: Handed | None = None
+        self._rows: Tensor | None = None
+        self._hooks = self._seeds = 0
+        self._steps = 0
+        self._looking = self._void = self._no_rows = self._closed = False
+        self._collated: bool | None = True
+        self._graph: frozenset[tuple[str, str]] = frozenset()
+        self._modes: tuple[bool, ...] = ()
+        self._company = Company(judgement)
+        self._wished: Way | None = None
 
-    @property
-    def done(self) -> bool:
-        """Whether only what the loss divides by is left to look at."""
-        return not any(self._tries_left.values())
+    # -- what is told to it ------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        self._tries_left = dict.fromkeys(self._tries_left, 0)
-        self._rows.clear()
+    def hand_out(self, batch: Any, delivery: Delivery, rows: Tensor | None) -> None:
+        """The loader hands out a batch of these examples; None in a look."""
+        self._handed, self._rows = Handed(batch), rows
+        self._void, self._hooks, self._seeds = delivery.empty, REGISTRY.tensor_hooks, REGISTRY.seeds
+        self.still = delivery.still
+        self._drawn = draws() if delivery.still else lambda: False
+        self._made.clear()
+
+    def around(self) -> contextlib.AbstractContextManager[Any]:
+        return Still() if self.still else contextlib.nullcontext()
+
+    def collated(self, first: Any, second: Any, shared: Sequence[int], size: int) -> None:
+        """Two batches that the same collation made of `size` examples, those in the places `shared` the same."""
+        self._collated = kept_apart(first, second, shared, size)
+        if self._collated is False:
+            self._judgement.violated("sampling", "collating lets the examples of a batch meet; refused")
+            raise RuntimeError(f"{COLLATED} {REMEDY}")
 
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """Judge the model; give the same output back, so that the loss can be told from the model."""
-        model, size = self._model(), leading_dimension((args, kwargs))
-        if model is None or not size:
+        """Remember the call; give the same outputs back, as copies, so that the loss can be told from the model."""
+        size = leading_dimension((args, kwargs))
+        if self._looking or self._void:
             return output
-        if self._tries_left["model"]:
-            self._judge_model(model, args, kwargs, size)
+        self._no_rows = not size and not self._made
+        if not size:
+            return output
         leaves, spec = pytree.tree_flatten(output)
-        for i, dim in enumerate(self._counting(leaves, size)):
-            if dim is not None:
-                # A copy while the loss is still to be judged: derivatives with respect to it stay outside the model.
-                leaves[i] = leaves[i].clone() if self._tries_left["loss"] else leaves[i]
-                self._rows.append(Outputs(leaves[i], leaves[i].grad_fn, dim))
-        del self._rows[:-MOST_OUTPUTS]
+        outputs = {}
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad:
+                leaves[i] = leaf.clone() if self._is_new or not leaf.dim() else leaf
+                if leaf.shape[:1] == (size,) and size not in leaf.shape[1:]:
+                    self._by_rows.add((i, leaf.dim()))  # of a batch as large as another dimension it is not sure
+                counts = leaf.shape[:1] == (size,) and (i, leaf.dim()) in self._by_rows
+                outputs[i] = Output(leaves[i], leaves[i].grad_fn, counts)
+        cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self._made.append(Called(RootCall(args, kwargs, size, cast), outputs))
+        del self._made[:-MOST_CALLS]
         return pytree.tree_unflatten(leaves, spec)
 
     def before_backward(self, loss: Tensor) -> None:
-        """Judge the loss, if it was computed from the model's outputs."""
+        if self._looking or self._void or self._no_rows or self.capture is None or self.capture.watcher is not self:
+            return  # a look, no examples, or a pass on public data
+        outputs = {output.node for called in self._made for output in called.outputs.values()}
+        ends = self._ends(loss, outputs)
+        if not ends:
+            return  # a loss of another model
+        self._looking = True
         try:
-            self._judge(loss)
-        except RuntimeError:
-            self.refused = True
+            self._judge(loss, ends)
+        except RuntimeError as error:
+            self._judgement.violated("model" if "the model lets" in str(error) else "loss", _refused(error))
             raise
+        finally:
+            self._looking = False
 
-    def _judge(self, loss: Tensor) -> None:
-        reached = _reached(loss, self._rows)
-        if not reached:
-            return
-        self._rows = []
-        outputs = {row.node for row in reached}
-        _refuse_uneven_means(loss, outputs)
-        if self._tries_left["loss"]:
-            self._judge_loss(loss, reached)
-        sizes = {row.output.shape[row.dim] for row in reached}
-        if len(sizes) == 1 and not self._loss_scale.hold(loss, outputs, sizes.pop()):
-            told, ought = ("mean", "the number of examples") if self._mean_loss else ("sum", "a constant")
-            raise RuntimeError(
-                f"the loss divides by something else than in the steps before, and not by {ought} (a mask, labels that "
-                f"do not count, the longest example of the batch; or loss_reduction is not '{told}'). Divide by the "
-                f"same number in every step, with loss_reduction='sum', or take the mean of each example's own. "
-                f"{REMEDY}"
-            )
+    def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
+        """One part of a look has these gradients."""
+        assert self.capture is not None
+        factor = float(gradients.batch_size) if self._mean_loss else 1.0
+        call = self._made[-1].call if self._made else None
+        inputs = [leaf.detach() for leaf in (call.inputs() if call is not None else [])]
+        handed = [t for t in (self._handed.tensors if self._handed else ()) if t.dim() and len(t) == part.size]
+        tolerance = tolerance_of(self.capture, call, sizes_differ=part.still)
+        shared = torch.tensor(part.shared, dtype=torch.long)
+        sketch = Sketch.of(gradients, self.capture, shared, tolerance, factor=factor)
+        drawn = part.drawn or self._drawn()
+        new = Part(sketch, inputs, handed, self._step or (), drawn)
+        complete = self._company.add(new, part, self._steps)
+        self.still = False
+        if complete and self._wished is not None and self._wished.open:
+            self._wished.tries_in_company -= 1
 
-    def _counting(self, leaves: list[Any], size: int) -> list[int | None]:
-        """Which dimension of each output counts the examples: as the made-up ones showed, else the first."""
-        if self._dims is None or len(self._dims) != len(leaves):
-            dims: list[int | None] = [0] * len(leaves)
-        else:
-            dims = self._dims
-        return [
-            dim if dim is not None and _is_float(leaf, dim) and leaf.requires_grad and leaf.shape[dim] == size else None
-            for leaf, dim in zip(leaves, dims)
-        ]
+    def released(self) -> None:
+        """A step has been made."""
+        if self._step is None and not self._void and not self._no_rows:
+            self._judgement.doubted("loss", "the loss of some steps was differentiated where nobody could look at it")
+        if self._handed is not None and REGISTRY.seeds != self._seeds:
+            self._judgement.doubted("loss", SEEDED)
+        self._steps += 1
+        for way in self._models if is_due(self._steps) else ():
+            way.tries = way.tries if way.needed else 1  # what was seen once may have changed
+        self._step, self._handed, self._hooks = None, None, REGISTRY.tensor_hooks
+        self._made.clear()
 
-    def _judge_model(self, model: nn.Module, args: Any, kwargs: Any, size: int) -> None:
-        outputs = _made_up_outputs(model, args, kwargs, size)
-        verdict = None
-        if outputs is not None:
-            self._dims = [_counting_dim(plain, longer) for plain, _, longer in outputs]
-            pairs = [(a, b, dim) for (a, b, _), dim in zip(outputs, self._dims) if dim is not None]
-            verdict = _outputs_meet(pairs)
-        if verdict:
-            raise RuntimeError(
-                "the model lets the examples of a batch meet: on made-up inputs, changing one example changed the "
-                f"outputs of others (a statistic of the batch, attention or normalisation across it). {REMEDY}"
-            )
-        self._judged("model", sound=verdict is False)
+    def close(self) -> None:
+        self._made.clear()
+        self._company.clear()
+        self._handed, self._closed, self.still = None, True, False
 
-    def _judge_loss(self, loss: Tensor, rows: Sequence[Outputs]) -> None:
-        _refuse_other_reduction(loss, self._mean_loss)
-        verdict = _rows_meet(loss, rows)
+    # -- what is asked of it -----------------------------------------------------------------------------------------
+
+    @property
+    def steps_until_look(self) -> int:
+        return steps_until_look(self._steps)
+
+    def wish(self, *, now: bool) -> Wish | None:
+        """Whom the next look should be at, if one is due; `now`: if it is of any use."""
+        ways = [*self._losses, *self._models]
+        useful = any(way.open and way.tries_in_company > 0 for way in ways) if now else is_due(self._steps)
+        company = self._company
+        at_once = 0 < company.in_doubt <= ENOUGH and company.looked_at == self._steps
+        due = at_once or (useful and (now or company.looked_at < self._steps))
+        if self._closed or not due or self._judgement.violations.get("loss"):
+            return None
+        self._wished = next_to_look_at(ways)
+        rows = None if self._wished is None else self._wished.rows
+        return Wish(rows, again=company.again, alone=company.alone)
+
+    def try_again(self) -> None:
+        """Look once more at what could not be told."""
+        for way in (*self._losses, *self._models):
+            way.tries_in_company = way.needed + ENOUGH
+
+    def open_ways(self) -> dict[str, str]:
+        """Ways of making a step that nobody could look at yet, also in the run that this one goes on from → why."""
+        names = self._losses.names() | self._models.names()
+        inherited = {name: why for name, why in self._inherited.items() if name not in {"", *names}}
+        unlooked = (self._steps or "" in self._inherited) and not self.companies
+        none = {"": "no look has been made yet"} if unlooked else {}
+        return inherited | none | self._losses.open() | self._models.open()
+
+    @property
+    def companies(self) -> int:
+        """In how many looks the same examples had the same gradients beside others."""
+        return self._company.passed
+
+    def inherit(self, open_ways: Mapping[str, str], companies: int) -> None:
+        """Of the run that this one goes on from. What was open stays so until a step is made in the same way."""
+        self._inherited.update(open_ways)
+        self._company.passed += companies
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Of the model, the loss, and whether what was drawn is what was stepped."""
+        open_ways = list(dict.fromkeys(self.open_ways().values()))
+        company = f"in {self.companies} looks the same examples had the same gradients beside others"
+        company += TAKEN if self._company.taken else ""
+        if open_ways:
+            doubt = Verdict(NOT_ESTABLISHED, OPEN.format(why=", ".join(open_ways)))
+            return {"model": doubt, "loss": doubt, "sampling": doubt}
+        replay = "run again on real batches, with other examples beside half of them, it gave the same gradients"
+        graph = "in every step its terms could be read off its graph"
+        return {
+            "model": Verdict(HOLDS, company if any(way.needed for way in self._models) else replay),
+            "loss": Verdict(HOLDS, company if any(way.needed > 1 for way in self._losses) else graph),
+            "sampling": Verdict(HOLDS, company),
+        }
+
+    # -- how it judges -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_new(self) -> bool:
+        return not self._steps or any(way.open for way in (*self._losses, *self._models))
+
+    def _ends(self, loss: Tensor, outputs: set[Any]) -> dict[Any, str]:
+        """Where the loss ends and the model begins: at these outputs, and at modules that the loss reads past them."""
+        ends: dict[Any, str] = {}
+
+        def stop(node: Any) -> bool:
+            name = "output" if node in outputs else self._module(node)
+            if name is not None:
+                ends[node] = name
+            return name is not None
+
+        for _ in walk(loss.grad_fn, stop):
+            pass
+        return ends
+
+    def _module(self, node: Any) -> str | None:
+        """The module whose output this is, if it is one of the model's."""
+        call = getattr(node, "call", None)
+        return call.owner.name if call is not None and getattr(call, "capture", None) is self.capture else None
+
+    def _judge(self, loss: Tensor, at: dict[Any, str]) -> None:
+        """`at`: the model's outputs that the loss was computed from, and modules that it reads past them."""
+        assert self.capture is not None
+        every = [output for called in self._made for output in called.outputs.values() if output.node in at]
+        # A loss that the model gives out is followed into the model, to the modules that it was computed from.
+        ends = self._ends(loss, {output.node for output in every if output.tensor.dim()})
+        refuse_uneven_means(loss, set(ends))
+        if all(called.call.size > 1 for called in self._made):
+            refuse_functions_of_totals(loss, set(ends))
+        refuse_other_reduction(loss, self._mean_loss)
+        reached = [(called, [i for i, o in called.outputs.items() if o.node in at]) for called in self._made]
+        reached = [(called, places) for called, places in reached if places]
+        outputs = [called.outputs[i] for called, places in reached for i in places]
+        shape = shape_of(loss.grad_fn, ends.get)
+        if self._steps < OFTEN or not secrets.randbelow(OFTEN):
+            self._graph = shape_of(loss.grad_fn, lambda node: None)
+            self._modes = tuple(module.training for module in self.capture.model.modules())
+        sizes = {called.call.size for called, _ in reached}
+        fixed, scaled, zero = True, False, False
+        if len(sizes) == 1:
+            fixed, scaled, zero = self._loss_scale.hold(loss, set(ends), next(iter(sizes)), shape)
+        nodes = {output.node for output in outputs}
+        widths = {o.node: o.tensor.shape[-1] for o in outputs if o.tensor.dim() > 1}
+        past = any(n not in nodes for n in at)
+        ends_at = {n: widths.get(n) for n in ends}
+        way, proved = self._way_of_loss(loss, shape, reached, ends_at, past=past, scaled=scaled, zero=zero)
+        model = self._way_of_model(past=past)
+        self._step, alone = (way, model), sizes == {1}
+        if self._mean_loss and loss.element_size() <= 2 and not alone:
+            self._judgement.doubted("loss", HALVED)
+        for each in self._step:
+            each.see(self._rows, alone=alone)
+        rows = [output for output in outputs if output.rows]
+        if way.tries and not proved and rows:
+            self._judge_gradients(loss, rows, way)
+        way.scaled, way.by_terms = way.scaled and scaled, way.by_terms or proved
+        if model.tries and not alone:
+            self._judge_model(reached, model)
+        if not fixed:
+            raise RuntimeError(other_divisor(self._mean_loss))
+
+    def _way_of_loss(
+        self,
+        loss: Tensor,
+        shape: frozenset[tuple[str, str]],
+        reached: list[tuple[Called, list[int]]],
+        ends: dict[Any, int | None],
+        *,
+        past: bool,
+        scaled: bool,
+        zero: bool,
+    ) -> tuple[Way, bool]:
+        """The way in which this loss is computed, and whether its graph proves that examples do not meet in it.
+
+        Past: modules were used other than through the model's outputs. Scaled: by the same factor as in other steps;
+        zero: by none at all.
+        """
+        given = all(self._is_handed(leaf) for called, _ in reached for leaf in called.call.inputs())
+        given = given and self._collated is not None
+        hooked = REGISTRY.tensor_hooks != self._hooks
+        read = Reading(ends, self._is_handed).proves(loss.grad_fn)
+        proved = scaled and read and given and not past and not hooked
+        reasons = {
+            "parts of the model were used past its output": past,
+            "the model was not given what the data loader handed out as it was": not given,
+            "tensors had backward hooks": hooked,
+            "the loss could not be read off its graph": not read,
+            "neither graph nor model show what the loop does around them": True,
+        }
+        why = next(reason for reason, holds in reasons.items() if holds)
+        key = (shape, past, given, hooked, proved, zero)
+        return self._way(self._losses, key, Way(why, needed=1 if read else LOOKS, sized=scaled and read)), proved
+
+    def _way_of_model(self, *, past: bool) -> Way:
+        """The way in which the model is run. What is used past its output cannot be run again."""
+        return self._way(self._models, (self._graph, self._modes, past), Way(AS_IT_IS, tries=0 if past else TRIES))
+
+    def _way(self, ways: Ways, key: Any, new: Way) -> Way:
+        way = ways.at(key, new)
+        if way is None:
+            self._judgement.doubted("loss", f"steps were made in more than {MOST} ways; not all were looked at")
+        return way or new
+
+    def _is_handed(self, tensor: Tensor) -> bool:
+        """Whether the loader handed it out and nobody has changed it; so, too, if no loader is there to ask."""
+        return self._handed is None or tensor in self._handed
+
+    def _judge_gradients(self, loss: Tensor, rows: list[Output], way: Way) -> None:
+        verdict = rows_meet(loss, rows)
         if verdict:
             raise RuntimeError(
                 "the loss lets the examples of a batch meet: the gradient at one example's output depends on another "
                 f"example's output (a contrastive loss, a statistic of the batch). {REMEDY}"
             )
-        self._judged("loss", sound=verdict is False)
+        way.by_terms = way.by_terms or verdict is False
+        way.tries = 0 if verdict is False else way.tries - 1
 
-    def _judged(self, what: str, *, sound: bool) -> None:
-        """Sound: not to be looked at again. Not to be told from this batch: one try less."""
-        self._tries_left[what] = 0 if sound else self._tries_left[what] - 1
-
-
-def _made_up_outputs(model: nn.Module, args: Any, kwargs: Any, size: int) -> list[tuple[Any, Any, Any]] | None:
-    """Each output for made-up examples, with the first of them changed, and with one more; None if it cannot run."""
-    generator = torch.Generator().manual_seed(0)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    batches = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size]
-    longer = [_made_up(leaf, generator) for leaf in batches]
-    plain = [rows[:ROWS] for rows in longer]
-    # Of several tensors of this length only the first is sure to count examples.
-    changed = [_changed(rows, generator) if i == 0 else rows for i, rows in enumerate(plain)]
-
-    def run(inputs: list[Tensor]) -> list[Any]:
-        left = iter(inputs)
-        mine = [next(left) if any(leaf is b for b in batches) else leaf for leaf in leaves]
-        mine_args, mine_kwargs = pytree.tree_unflatten(mine, spec)
-        with torch.no_grad(), same_randomness(0, _devices(model)):
-            return pytree.tree_leaves(copy.deepcopy(model)(*mine_args, **mine_kwargs))  # a copy: it may keep count
-
-    try:
-        first, again, other, more = run(plain), run(plain), run(changed), run(longer)
-    except Exception:  # made-up inputs may be refused by any model, for any reason: then nothing is known
-        return None
-    if any(isinstance(a, Tensor) and a.is_floating_point() and _differ(a, b) for a, b in zip(first, again)):
-        return None  # chance that is not shared
-    return list(zip(first, other, more))
-
-
-@contextlib.contextmanager
-def same_randomness(seed: int, devices: Sequence[int] = ()) -> Iterator[None]:
-    """Every run inside draws the same (initial weights, dropout, shuffles), and nobody else's draws change."""
-    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' code may draw from it
-    with torch.random.fork_rng(list(devices)):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numeric)  # noqa: NPY002
-
-
-def _counting_dim(plain: Any, longer: Any) -> int | None:
-    """The dimension that grew with the number of examples."""
-    if not (isinstance(plain, Tensor) and plain.is_floating_point() and plain.dim() == longer.dim()):
-        return None
-    grown = [d for d, (a, b) in enumerate(zip(plain.shape, longer.shape)) if a != b]
-    return grown[0] if len(grown) == 1 and plain.shape[grown[0]] == ROWS else None
-
-
-def _outputs_meet(outputs: Sequence[tuple[Tensor, Tensor, int]]) -> bool | None:
-    """Whether the outputs of unchanged examples changed; None if that cannot be told from these."""
-    others = [(a.movedim(d, 0)[1:], b.movedim(d, 0)[1:]) for a, b, d in outputs if a.shape == b.shape]
-    finite = any(torch.isfinite(a).any() for a, _ in others)
-    return any(_differ(a, b) for a, b in others) if finite else None
-
-
-def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
-    shape = (ROWS + 1, *like.shape[1:])
-    if like.is_floating_point():
-        return torch.randn(shape, generator=generator).to(like)
-    return (
-        torch.zeros(shape, dtype=like.dtype, device=like.device) if like.dtype != torch.bool else like.new_ones(shape)
-    )
-
-
-def _changed(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """The same but for the first example."""
-    changed = rows.clone()
-    if rows.is_floating_point():
-        changed[0] = 1 + 2 * torch.randn(rows.shape[1:], generator=generator).to(rows)
-    elif rows.dtype != torch.bool:
-        changed[0] = 1
-    return changed
-
-
-def _differ(a: Tensor, b: Tensor) -> bool:
-    tolerance = 1e-6 if a.dtype == torch.float64 else 1e-3 if a.dtype == torch.float32 else 5e-2
-    finite = torch.isfinite(a) & torch.isfinite(b)
-    off = torch.where(finite, (a - b).abs(), torch.zeros_like(a))
-    return bool((off > tolerance * (1 + a.abs())).any())
-
-
-def _rows_meet(loss: Tensor, rows: Sequence[Outputs]) -> bool | None:
-    """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
-    try:
-        with torch.enable_grad():
-            outputs = [row.output for row in rows]
-            with look(loss):
-                grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
-            used = [(row, row.of(g)) for row, g in zip(rows, grads) if g is not None]
-            sizes = {len(g) for _, g in used}
-            if len(sizes) != 1 or min(sizes) < 2:
-                return None
-            generator = torch.Generator().manual_seed(0)
-            first = torch.randperm(sizes.pop(), generator=generator)
-            chosen, rest = first[: len(first) // 2], first[len(first) // 2 :]
-            dependent = [
-                (g[chosen] * torch.randn(g[chosen].shape, generator=generator).to(g)).sum()
-                for _, g in used
-                if g.requires_grad
-            ]
-            if not dependent:
-                return False  # the gradient at the outputs is a constant
-            total = torch.stack(dependent).sum()
-            with look(total):
-                seconds = torch.autograd.grad(
-                    total, [row.output for row, _ in used], retain_graph=True, allow_unused=True
-                )
-    except RuntimeError:  # a loss that cannot be differentiated twice
-        return None
-    reached = [row.of(h) for (row, _), h in zip(used, seconds) if h is not None]
-    if not reached:
-        return False
-    inside = max(_largest(h[chosen]) for h in reached)
-    outside = max(_largest(h[rest]) for h in reached)
-    if outside > 1e-6 * inside:
-        return True
-    return False if inside > 0 else None
-
-
-def _largest(values: Tensor) -> float:
-    """Of the finite ones: 0 times infinity, in an example's own row, is no dependence on another."""
-    return float(torch.where(torch.isfinite(values), values.abs(), torch.zeros_like(values)).max().nan_to_num())
-
-
-def _refuse_uneven_means(loss: Tensor, outputs: set[Any]) -> None:
-    """Cross entropy that divides by the class weights of the batch, or by how many of its labels count."""
-    for node in walk(loss.grad_fn, outputs.__contains__):
-        if not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", 0) != 1:
-            continue
-        weighted = node._saved_weight is not None
-        ignoring = node._saved_ignore_index not in NO_INDEX
-        left_out = not weighted and float(node._saved_total_weight) != node._saved_target.numel()
-        if (weighted or ignoring or left_out) and is_of_many(node, outputs):
-            how = "class weights" if weighted else "ignore_index"
+    def _judge_model(self, reached: list[tuple[Called, list[int]]], way: Way) -> None:
+        assert self.capture is not None
+        if any(called.call.size < 2 for called, _ in reached):
+            return
+        most = 1 if not way.needed else COMPANIES
+        handed = self._handed or Handed(())
+        verdicts, sized = [], []
+        for one, places in reached:
+            chosen = [(i, one.outputs[i].rows) for i in places]
+            answer = run_again(self.capture, one.call, chosen, handed.__contains__, most, mean_loss=self._mean_loss)
+            verdicts.append(answer.meet)
+            sized.append(answer.sized)
+        way.sized = way.sized or all(sized)
+        if True in verdicts:
             raise RuntimeError(
-                f"the loss is a mean with {how}: it divides by a number that the labels of all examples decide. Use "
-                f"reduction='sum', and loss_reduction='sum' in make_private. {REMEDY}"
+                "the model lets the examples of a batch meet: run again with other examples beside half of the batch, "
+                "it gave that half other gradients (a statistic of the batch, attention or normalisation across it, "
+                f"rows that are sorted, a loss of its own that compares or averages over examples). {REMEDY}"
             )
+        if None in verdicts:
+            shapes = [(one.outputs[i].tensor.shape, one.call.size) for one, places in reached for i in places]
+            # Where an output has two dimensions as long as the batch, a batch of another size will tell.
+            way.tries -= not any(list(shape).count(size) > 1 for shape, size in shapes)
+        else:
+            way.needed = way.tries = 0
 
 
-def _refuse_other_reduction(loss: Tensor, mean_loss: bool) -> None:
-    """A loss of torch's own that says how it combines examples, where make_private was told otherwise."""
-    reduction = getattr(loss.grad_fn, "_saved_reduction", None)
-    if reduction == (2 if mean_loss else 1):
-        seen, told = ("sum", "mean") if mean_loss else ("mean", "sum")
-        raise RuntimeError(
-            f"the loss is a {seen} over the examples of a batch, but loss_reduction is '{told}': every example would "
-            f"be scaled by the size of the batch. Pass loss_reduction='{seen}' to make_private."
-        )
-
-
-def _reached(loss: Tensor, rows: Sequence[Outputs]) -> list[Outputs]:
-    """Outputs that the loss was computed from, other than through the model again."""
-    if not rows:  # a loss of another model: its graph may be long
-        return []
-    nodes = {row.node for row in rows}
-    below = set(walk(loss.grad_fn, nodes.__contains__))
-    return [row for row in rows if row.node in below]
-
-
-def _is_float(leaf: Any, dim: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > dim
-
-
-def _devices(model: nn.Module) -> list[int]:
-    return sorted(
-        {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
-    )
+def _refused(error: RuntimeError) -> str:
+    return f"refused: {str(error).partition('.')[0]}"

@@ -6,19 +6,20 @@ is its example's own. If k changes from batch to batch, something else than B is
 leaves, the labels that count, the longest example. One example then scales the gradients of all others.
 
 The factors are read off the graph of the loss, from its end down to the first node that is not linear. Multipliers may
-follow a schedule, so k is looked at with and without them, and two different losses may take turns. Where a node is not
-known, or the loss is taken apart by index, nothing is said.
+follow a schedule, so k is looked at with and without them; a loss that holds without them only is not proved by its
+graph. Where a node is not known, or the loss is taken apart by index, nothing is said. Losses whose graphs differ are
+told apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-MOST_NODES, MOST_FACTORS, MOST_LOSSES = 10_000, 16, 2
+MOST_NODES, MOST_FACTORS = 10_000, 16
 SAME = 1e-4
 """Relative; a quotient in half precision is off by more and is not judged."""
 
@@ -97,28 +98,32 @@ TAKES_APART = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind"}
 
 
 class LossScale:
-    """Remembers the factors of the batches so far; `hold` is False once they are more than two losses explain."""
+    """Remembers the factors of the batches so far, for every shape of a loss's graph."""
 
     def __init__(self, *, mean_loss: bool) -> None:
         self._mean_loss = mean_loss
-        self._before: dict[bool, list[list[float]]] = {True: [], False: []}
+        self._before: dict[tuple[Any, bool], list[float]] = {}
 
-    def hold(self, loss: Tensor, outputs: set[Any], size: int) -> bool:
-        """Whether this loss, of `size` examples, has factors like the ones before. `outputs`: the model's nodes."""
-        if size < 2 or loss.element_size() <= 2:
-            return True
-        with_them, without = (self._is_as_before(loss, outputs, size, multipliers) for multipliers in (True, False))
-        return with_them or without
+    def hold(self, loss: Tensor, outputs: set[Any], size: int, shape: Any) -> tuple[bool, bool, bool]:
+        """Whether this loss, of `size` examples, has factors like those of its shape before; and with multipliers too;
+        and whether one of them is 0 or no number.
 
-    def _is_as_before(self, loss: Tensor, outputs: set[Any], size: int, multipliers: bool) -> bool:
-        factors, losses = _factors(loss, outputs, multipliers), self._before[multipliers]
+        `outputs`: the nodes at which the model begins.
+        """
+        zero = any(not math.isfinite(factor) or factor == 0 for factor in _factors(loss, outputs, True) or ())
+        if size < 2:
+            return True, True, zero  # whatever it divides by is the one example's own
+        if loss.element_size() <= 2:
+            return True, False, zero
+        alike = [self._is_as_before(loss, outputs, size, shape, multipliers) for multipliers in (True, False)]
+        return any(alike), alike[0] and not zero, zero
+
+    def _is_as_before(self, loss: Tensor, outputs: set[Any], size: int, shape: Any, multipliers: bool) -> bool:
+        factors = {f for f in _factors(loss, outputs, multipliers) or () if math.isfinite(f) and f != 0.0}
         if not factors:
             return True
-        now = sorted(factor * size if self._mean_loss else factor for factor in factors)
-        if any(_alike(before, now) for before in losses):
-            return True
-        losses.append(now)
-        return len(losses) <= MOST_LOSSES
+        now = _distinct(factor * size if self._mean_loss else factor for factor in factors)
+        return _alike(self._before.setdefault((shape, multipliers), now), now)
 
 
 def kind(node: Any) -> str:
@@ -158,6 +163,15 @@ def _signed(dim: int) -> int:
     return dim - 2**64 if dim >= 2**63 else dim
 
 
+def _distinct(factors: Iterable[float]) -> list[float]:
+    """In order, each once, whatever rounding made of it on its way through the graph."""
+    kept: list[float] = []
+    for factor in sorted(factors):
+        if not kept or not math.isclose(kept[-1], factor, rel_tol=SAME):
+            kept.append(factor)
+    return kept
+
+
 def _alike(a: list[float], b: list[float]) -> bool:
     return len(a) == len(b) and all(math.isclose(x, y, rel_tol=SAME) for x, y in zip(a, b))
 
@@ -182,7 +196,7 @@ def _factors(loss: Tensor, outputs: set[Any], multipliers: bool) -> set[float] |
                     arriving.setdefault(above, set()).update(float(f"{factor * here:.6g}") for factor in factors)
                     if len(arriving[above]) > MOST_FACTORS:
                         return None
-    return {factor for factor in ends if math.isfinite(factor) and factor != 0.0}
+    return ends
 
 
 def _in_order(last: Any, outputs: set[Any]) -> list[Any]:

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 MOST_GROUPS = 32
+AFTER_NORM = ("drop", "act")
+"""Children of a norm layer that it runs after the norm, in this order: timm's convention."""
+
+OF_BATCH_NORM = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+POSITIONS = ((5, 3), (5, 3, 2), (5,), ())
+"""Shapes of the positions on which a layer may be tried: images, volumes, sequences, none."""
+
+BY_HAND = "Replace it by hand, by a norm over one example (nn.GroupNorm, nn.LayerNorm), with what it does besides."
 
 
 def make_compatible(model: nn.Module) -> nn.Module:
     """A copy of the model that can be trained privately.
 
-    BatchNorm becomes GroupNorm (at most 32 groups, scale and shift kept); InstanceNorm stops tracking running
-    statistics. Create the optimizer from the copy. A model that needs no change is returned as a plain copy.
+    BatchNorm becomes GroupNorm (at most 32 groups, of two channels or more; scale, shift and eps kept). A dropout and
+    an activation that the layer runs after its norm (`drop` and `act`, as in timm's BatchNormAct2d) follow the
+    GroupNorm. A layer of which it cannot be seen that it does no more than that is refused by name. InstanceNorm stops
+    tracking running statistics. A BatchNorm that is frozen and in evaluation mode stays as it is, and so do layers that
+    normalise each example for itself. Create the optimizer from the copy.
     """
     model = copy.deepcopy(model)
-    if isinstance(model, _BatchNorm | _InstanceNorm):
-        return _compatible(model)
+    swapped: dict[nn.Module, nn.Module] = {}  # a layer in two places stays one layer
+    for name, module in model.named_modules():
+        if refusal := _not_replaceable(module):
+            where = f"module '{name}' ({type(module).__name__})" if name else type(module).__name__
+            raise ValueError(f"{where} cannot be made compatible: {refusal} {BY_HAND}")
+        if isinstance(module, _BatchNorm | _InstanceNorm):
+            swapped[module] = _compatible(module)
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm | _InstanceNorm):
-                setattr(parent, name, _compatible(child))
-    return model
+        for name, child in parent._modules.items():
+            if child in swapped:
+                setattr(parent, name, swapped[child])
+    return swapped.get(model, model)
 
 
 def check_model(model: nn.Module) -> None:
@@ -51,6 +69,11 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise if the optimizer would train something unprotected, or leave a trainable parameter untrained."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss several times per step, which would cost several steps of privacy.")
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise ValueError(
+            f"the optimizer is a {type(optimizer).__name__} around another one. Give make_private the optimizer "
+            "itself, and wrap what it returns."
+        )
     names = {id(p): name for name, p in model.named_parameters()}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     foreign = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) not in names]
@@ -70,10 +93,10 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def _complaints(module: nn.Module) -> Iterator[str]:
     kind = type(module).__name__
-    if isinstance(module, _BatchNorm):
-        frozen = not module.training and not any(p.requires_grad for p in module.parameters())
-        if not frozen:
-            yield f"{kind} mixes the examples of a batch. Use lmdp.make_compatible(model), which puts GroupNorm there."
+    if isinstance(module, _BatchNorm) and not _frozen(module):
+        yield f"{kind} mixes the examples of a batch. Use lmdp.make_compatible(model), which puts GroupNorm there."
+    if _gathers_statistics(module):
+        yield f"{kind} normalises by statistics of the batch, and stores them. {BY_HAND}"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         yield f"{kind} stores running statistics of private data. Use lmdp.make_compatible(model)."
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and not module.batch_first:
@@ -84,15 +107,118 @@ def _complaints(module: nn.Module) -> Iterator[str]:
         yield f"{kind} with scale_grad_by_freq mixes examples. Construct it without."
 
 
+def _frozen(module: nn.Module) -> bool:
+    return not module.training and not any(p.requires_grad for p in module.parameters())
+
+
 def _compatible(module: nn.Module) -> nn.Module:
     if isinstance(module, _InstanceNorm):
         module.track_running_stats = False
         module.running_mean = module.running_var = module.num_batches_tracked = None
         return module
     assert isinstance(module, _BatchNorm)
-    swapped = nn.GroupNorm(
-        math.gcd(MOST_GROUPS, module.num_features), module.num_features, eps=module.eps, affine=module.affine
-    )
+    if _frozen(module):
+        return module
+    channels = module.num_features
+    norm = nn.GroupNorm(_groups(channels), channels, eps=module.eps, affine=module.affine)
     if module.affine:
-        swapped.weight, swapped.bias = module.weight, module.bias
-    return swapped.train(module.training)
+        norm.weight, norm.bias = module.weight, module.bias
+    after = _after_norm(module)
+    swapped = nn.Sequential(OrderedDict(norm=norm, **after)) if after else norm
+    swapped.training = norm.training = module.training
+    return swapped
+
+
+def _groups(channels: int) -> int:
+    """A group of one channel would be normalised to a constant where there is but one position."""
+    groups = math.gcd(MOST_GROUPS, channels)
+    return groups if groups < channels else max(1, channels // 2)
+
+
+def _after_norm(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: child for name in AFTER_NORM if (child := module._modules.get(name)) is not None}
+
+
+def _not_replaceable(module: nn.Module) -> str:
+    """Why a layer that meets examples cannot be replaced by a GroupNorm; empty if it can, or need not be."""
+    if _gathers_statistics(module):
+        return "it normalises by statistics of the batch, stores them, and is no BatchNorm of torch's."
+    if not isinstance(module, _BatchNorm) or _frozen(module):
+        return ""
+    if others := {name for name, child in module.named_children() if name not in AFTER_NORM}:
+        return f"it has children {sorted(others)}, which a GroupNorm would leave out."
+    stored = {name for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]}
+    if others := stored - OF_BATCH_NORM:
+        return f"it stores {sorted(others)}, which a GroupNorm would leave out."
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return "hooks are registered on it, which would not be called any more. Register them on the compatible model."
+    if not _is_norm_and_what_follows(module):
+        return "its forward does something else than normalise the batch and run its own 'drop' and 'act'."
+    return ""
+
+
+def _is_norm_and_what_follows(module: _BatchNorm) -> bool:
+    """Whether its forward is that of torch, followed by its `drop` and `act`: by what it does to made-up inputs."""
+    if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(module):
+        return not _after_norm(module)
+    for shape in POSITIONS:
+        try:
+            return all(_same_forward(module, shape, training) for training in (False, True))
+        except Exception:  # a layer may refuse made-up inputs, for any reason
+            continue
+    return False
+
+
+def _same_forward(module: _BatchNorm, shape: tuple[int, ...], training: bool) -> bool:
+    mine = _with_made_up_values(module).train(training)
+    plain = copy.deepcopy(mine)
+    assert isinstance(plain, _BatchNorm)
+    x = _made_up(module.num_features, shape, next(mine.parameters(), None))
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        output = mine(x.clone())
+        torch.manual_seed(0)
+        by_batch = training or plain.running_mean is None
+        statistics = (plain.running_mean, plain.running_var)
+        expected = F.batch_norm(x, *statistics, plain.weight, plain.bias, by_batch, plain.momentum or 0.0, plain.eps)
+        for following in _after_norm(plain).values():
+            expected = following(expected)
+    return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, 1e-4)
+
+
+def _with_made_up_values(module: _BatchNorm) -> _BatchNorm:
+    """A copy without zeros: a scale of zero would hide whatever else a layer does."""
+    module = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+        if tensor is not None:
+            tensor.data.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
+    return module
+
+
+def _gathers_statistics(module: nn.Module) -> bool:
+    """Whether a layer that is none of torch's changes running statistics of its own, tried on made-up inputs.
+
+    One that cannot be tried is believed to if it looks like a norm layer: a scale for every statistic.
+    """
+    if isinstance(module, _BatchNorm | _InstanceNorm) or _frozen(module):
+        return False
+    running = {name: b for name, b in module.named_buffers(recurse=False) if name.startswith("running_") and b.dim()}
+    for shape in POSITIONS if running else ():
+        try:
+            tried = copy.deepcopy(module).train()
+            with torch.no_grad(), torch.random.fork_rng():
+                tried(_made_up(max(map(len, running.values())), shape, next(iter(running.values()))))
+        except Exception:  # as above
+            continue
+        now = dict(tried.named_buffers(recurse=False))
+        return any(not torch.equal(before, now[name]) for name, before in running.items())
+    scales = dict(module.named_parameters(recurse=False))
+    return "weight" in scales and any(b.shape == scales["weight"].shape for b in running.values())
+
+
+def _made_up(channels: int, shape: tuple[int, ...], like: Tensor | None) -> Tensor:
+    """Four examples with values of every size."""
+    generator = torch.Generator().manual_seed(0)
+    x = 10 * torch.randn(4, channels, *shape, generator=generator) ** 3
+    return x if like is None else x.to(like)

@@ -1,0 +1,127 @@
+"""Do examples meet in the loss? What one backward pass can tell: refused before anything of it is released.
+
+means      a mean that divides by something which labels decide, or a sum where a mean was announced; a function of it
+gradients  the gradient at one example's output must not depend on another's output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmdp.gradients.attach import look
+from lmdp.guards.loss_scale import NOT_LINEAR, is_of_many, kind, walk
+
+NO_INDEX = (-100, 2**64 - 100)
+"""The ignore_index that torch takes for none, as its nodes store it."""
+
+REMEDY = (
+    "One example could then change what all others contribute, and no epsilon would hold. If you know better, pass "
+    "check_mixing=False to make_private; the run is then not certified."
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of the model, and its node in the graph. `rows`: whether its first dimension counts the examples."""
+
+    tensor: Tensor
+    node: Any
+    rows: bool
+
+
+def rows_meet(loss: Tensor, rows: Sequence[Output]) -> bool | None:
+    """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
+    try:
+        with torch.enable_grad():
+            outputs = [row.tensor for row in rows]
+            with look(loss):
+                grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
+            used = [(row, g) for row, g in zip(rows, grads) if g is not None]
+            sizes = {len(g) for _, g in used}
+            if len(sizes) != 1 or min(sizes) < 2:
+                return None
+            generator = torch.Generator().manual_seed(0)
+            first = torch.randperm(sizes.pop(), generator=generator)
+            chosen, rest = first[: len(first) // 2], first[len(first) // 2 :]
+            dependent = [
+                (g[chosen] * torch.randn(g[chosen].shape, generator=generator).to(g)).sum()
+                for _, g in used
+                if g.requires_grad
+            ]
+            if not dependent:
+                return False  # the gradient at the outputs is a constant
+            total = torch.stack(dependent).sum()
+            with look(total):
+                seconds = torch.autograd.grad(
+                    total, [row.tensor for row, _ in used], retain_graph=True, allow_unused=True
+                )
+    except RuntimeError:  # a loss that cannot be differentiated twice
+        return None
+    reached = [h for (row, _), h in zip(used, seconds) if h is not None]
+    if not reached:
+        return False
+    inside = max(_largest(h[chosen]) for h in reached)
+    outside = max(_largest(h[rest]) for h in reached)
+    if outside > 1e-6 * inside:
+        return True
+    return False if inside > 0 else None
+
+
+def _largest(values: Tensor) -> float:
+    """Of the finite ones: 0 times infinity, in an example's own row, is no dependence on another."""
+    return float(torch.where(torch.isfinite(values), values.abs(), torch.zeros_like(values)).max().nan_to_num())
+
+
+def refuse_uneven_means(loss: Tensor, outputs: set[Any]) -> None:
+    """Cross entropy that divides by the class weights of the batch, or by how many of its labels count."""
+    for node in walk(loss.grad_fn, outputs.__contains__):
+        if not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", 0) != 1:
+            continue
+        weighted = node._saved_weight is not None
+        ignoring = node._saved_ignore_index not in NO_INDEX
+        left_out = not weighted and float(node._saved_total_weight) != node._saved_target.numel()
+        if (weighted or ignoring or left_out) and is_of_many(node, outputs):
+            how = "class weights" if weighted else "ignore_index"
+            raise RuntimeError(
+                f"the loss is a mean with {how}: it divides by a number that the labels of all examples decide. Use "
+                f"reduction='sum', and loss_reduction='sum' in make_private. {REMEDY}"
+            )
+
+
+def refuse_functions_of_totals(loss: Tensor, outputs: set[Any]) -> None:
+    """A clamp, a root, nan_to_num of what all examples add up to: what each contributes then depends on the others."""
+    for node in walk(loss.grad_fn, outputs.__contains__):
+        if kind(node) not in NOT_LINEAR | {"NanToNum", "Where"}:
+            continue
+        of = [getattr(node, name, None) for name in ("_saved_self", "_saved_result", "_saved_condition")]
+        if any(isinstance(each, Tensor) and each.numel() == 1 for each in of) and is_of_many(node, outputs):
+            raise RuntimeError(
+                f"the loss is a function ({kind(node)}) of what the examples of a batch add up to. Apply it to each "
+                f"example's loss, before their sum or mean. {REMEDY}"
+            )
+
+
+def refuse_other_reduction(loss: Tensor, mean_loss: bool) -> None:
+    """A loss of torch's own that says how it combines examples, where make_private was told otherwise."""
+    reduction = getattr(loss.grad_fn, "_saved_reduction", None)
+    if reduction == (2 if mean_loss else 1):
+        seen, told = ("sum", "mean") if mean_loss else ("mean", "sum")
+        raise RuntimeError(
+            f"the loss is a {seen} over the examples of a batch, but loss_reduction is '{told}': every example would "
+            f"be scaled by the size of the batch. Pass loss_reduction='{seen}' to make_private."
+        )
+
+
+def other_divisor(mean_loss: bool) -> str:
+    """Why a loss is refused that divides by something which follows from the batch."""
+    told, ought = ("mean", "the number of examples") if mean_loss else ("sum", "a constant")
+    return (
+        f"the loss divides by something else than in the steps before, and not by {ought} (a mask, labels that do not "
+        f"count, the longest example of the batch; or loss_reduction is not '{told}'). Divide by the same number in "
+        f"every step, with loss_reduction='sum', or take the mean of each example's own. {REMEDY}"
+    )

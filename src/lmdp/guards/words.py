@@ -1,0 +1,40 @@
+"""What is said of examples that may meet: in refusals, and in statements."""
+
+OPEN = (
+    "some steps were made in a way that was not looked at yet: {why}. Run the loop once more inside `with "
+    "engine.looking():`, which makes no step and spends nothing"
+)
+SEEDED = (
+    "random numbers were seeded anew within a step: what an example draws then follows from its place in the batch, "
+    "which others decide. Seed them once, before the training"
+)
+TAKEN = "; random numbers that the loop draws were taken to be drawn for every example alike"
+HALVED = (
+    "the loss is a mean in 16 bits, which round what every example is divided by: compute it in 32 (logits.float()), "
+    "or use a sum and loss_reduction='sum'"
+)
+AS_IT_IS = "the model could not be run again on the same examples with the same result"
+BESIDE = "beside others (mixed or weighted by the batch, sorted, scaled by what labels decide)"
+WITHOUT = (
+    "without the others (something follows from how many they are, from their places in the batch, or from the length "
+    "that all are padded to)"
+)
+UNSTEADY = (
+    "gradients changed from call to call in a way that could not be repeated (a schedule, losses that take turns: hold "
+    "them still while looking)"
+)
+UNSIZED = (
+    "whether the number of examples matters, or their places in the batch, could not be told (random numbers are drawn "
+    "in the loop or in collating: draw them in the dataset)"
+)
+COLLATED = (
+    "collate_fn lets the examples of a batch meet: the same examples came out of it different beside others (mixed, "
+    "standardised, packed; or drawn by a random generator of its own)."
+)
+OTHER_WEIGHTS = (
+    "the run was continued with other weights than those its state was saved with; save both at the same step"
+)
+MEASURED = (
+    "the learning rate follows a number that was measured (ReduceLROnPlateau), and nobody knows on what: a training "
+    "loss is private. Use a schedule that follows the steps"
+)

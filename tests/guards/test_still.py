@@ -1,0 +1,80 @@
+"""What is drawn while randomness is held still depends neither on how much is drawn, nor on what was drawn before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmdp.guards.still import KEPT, NORMAL, ONE_NUMBER, Still, draws
+
+DRAWN: dict[str, Callable[[int], Tensor]] = {
+    "bernoulli": lambda n: torch.bernoulli(torch.tensor([0.0, 0.5, 1.0]).expand(n, 3)),
+    "bernoulli_": lambda n: torch.zeros(n, 3).bernoulli_(0.3) + torch.zeros(n, 3).bernoulli_(),
+    "randn": lambda n: torch.randn(n, 3),
+    "randn_like": lambda n: torch.randn_like(torch.empty(n, 3)),
+    "normal_": lambda n: torch.empty(n, 3).normal_(2.0, std=0.5),
+    "rand": lambda n: torch.rand(n, 3),
+    "rand_like": lambda n: torch.rand_like(torch.empty(n, 3)),
+    "uniform_": lambda n: torch.empty(n, 3).uniform_(-1, 1),
+    "randint": lambda n: torch.randint(0, 100, (n, 3)),
+    "randint_like": lambda n: torch.randint_like(torch.empty(n, 3), 100),
+    "random_": lambda n: torch.empty(n, 3).random_(0, 100),
+    "exponential_": lambda n: torch.empty(n, 3).exponential_(),
+}
+
+
+def test_every_draw_that_is_held_still_has_a_test() -> None:
+    assert DRAWN.keys() == KEPT | NORMAL | ONE_NUMBER
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_row_is_the_same_whatever_the_number_of_rows(name: str) -> None:
+    torch.manual_seed(3)
+    moved = draws()
+    with Still():
+        few, many = DRAWN[name](2), DRAWN[name](50)
+    assert not moved()
+    assert torch.equal(few[:1].expand_as(many), many)
+    assert not torch.equal(DRAWN[name](50), many)
+
+
+def test_what_has_no_chance_is_never_kept() -> None:
+    with Still():
+        assert torch.equal(torch.bernoulli(torch.tensor([0.0, 0.2])), torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention", "lstm"])
+def test_dropout_of_any_kind_is_held_still(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 5, 8)
+    lstm = nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True)
+    run = {
+        "dropout": lambda x: F.dropout(x, 0.5),
+        "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+        "lstm": lambda x: lstm(x)[0],
+    }[name]
+    moved = draws()
+    with Still():
+        assert torch.allclose(run(x)[2:4], run(x[2:4]), atol=1e-6)
+    assert not moved()
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), lambda: np.random.rand(), random.random])  # noqa: NPY002
+def test_draws_are_noticed(draw: Callable[[], object]) -> None:
+    moved = draws()
+    assert not moved()
+    draw()
+    assert moved()
+
+
+def test_what_cannot_be_held_still_moves_the_generator() -> None:
+    moved = draws()
+    with Still():
+        torch.randperm(10)
+    assert moved()
