@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +18,17 @@ import torch
 from lmdp.gradients import compiled
 
 torch.set_num_threads(1)
+
+LINEAGE = tempfile.mkdtemp(prefix="lmdp-lineage-")
+atexit.register(shutil.rmtree, LINEAGE, ignore_errors=True)
+os.environ["LMDP_LINEAGE"] = LINEAGE
+
+
+@pytest.fixture(autouse=True)
+def _released_weights_are_remembered_for_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own, by the processes that it starts too: no test begins with what another has released."""
+    monkeypatch.setenv("LMDP_LINEAGE", f"{LINEAGE}/{uuid.uuid4().hex}")
+
 
 ISA = "ONEDNN_MAX_CPU_ISA"
 SHORT_PRODUCTS = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a; torch.nn.functional.linear(a, a)"
@@ -44,7 +59,11 @@ def loops(request: pytest.FixtureRequest) -> Iterator[None]:
     yield from _by(request.param)
 
 
-@pytest.fixture(scope="module", params=[*WIDTHS[:1], None], ids=_named)
+BY_PYTORCH = pytest.param(None, marks=pytest.mark.slow) if WIDTHS else None
+"""Slow where there are compiled loops; `tests/record` compares both in every run."""
+
+
+@pytest.fixture(scope="module", params=[*WIDTHS[:1], BY_PYTORCH], ids=_named)
 def widest_loops(request: pytest.FixtureRequest) -> Iterator[None]:
     """By compiled loops, and by PyTorch."""
     yield from _by(request.param)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.accounting import Grid
 from lmdp.audit.canaries import Slate
+from lmdp.private.noise import GaussianNoise
 
 
 def private_probe(
@@ -30,6 +33,11 @@ def private_probe(
     engine = lmdp.PrivacyEngine()
     engine.make_private(module=model, optimizer=held, data_loader=data, **(settings | options))
     return engine, model, held
+
+
+def draw(noise: GaussianNoise, like: Sequence[Tensor], std: float) -> list[Tensor]:
+    """Noise alone."""
+    return noise.added(like, [torch.zeros_like(t) for t in like], [1.0] * len(like), Grid.of(std))
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Tensor:

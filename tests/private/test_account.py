@@ -30,6 +30,7 @@ def test_the_account_is_of_the_whole_noise_multiplier_by_the_chosen_accountant(m
         max_grad_norm=0.5,
         method=method,
         weight_budget=0.4,
+        looks_besides=True,
     )
     train(model, optimizer, loader)
     expected = epsilon_spent(1.3, BATCH / N, steps=len(loader), delta=1e-5, accountant=accountant)
@@ -53,6 +54,7 @@ def test_the_noise_for_a_target_is_calibrated_by_the_chosen_accountant_for_every
         target_delta=1e-5,
         epochs=2,
         max_grad_norm=1.0,
+        looks_besides=True,
     )
     assert engine.noise_multiplier == calibrate_noise(
         target_epsilon=4.0, target_delta=1e-5, sample_rate=8 / 43, steps=12, accountant=accountant

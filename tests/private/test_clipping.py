@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lmdp.gradients.rows import norm_floor
 from lmdp.methods import METHODS
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.weights import unit
@@ -94,6 +95,46 @@ def test_a_nan_or_infinite_example_contributes_nothing_and_is_counted(method: st
     assert engine.diagnostics is not None
     assert engine.diagnostics.steps[0].nonfinite_examples == 1
     assert engine.diagnostics.steps[0].examples == 6
+
+
+EXTREMES = [
+    (torch.float32, 1e-26, 1e18),  # the scale is subnormal: it would be rounded to a small multiple of 1.4e-45
+    (torch.float32, 7e-27, 5e18),
+    (torch.float32, 1e-44, 1.0),  # the product is
+    (torch.float32, 1e-20, 1e-16),  # a norm that counts as zero is above the bound
+    (torch.float32, 1e-7, 1e19),
+    (torch.float64, 1e-160, 1e153),
+    (torch.float64, 1e-320, 1.0),
+    (torch.float64, 1e-155, 1e-151),
+    (torch.float64, 1e-140, 1e153),
+]
+
+
+@pytest.mark.parametrize(("dtype", "clip_norm", "size"), EXTREMES)
+@pytest.mark.parametrize("method", with_default_source())
+def test_an_example_whose_scale_leaves_the_normal_range_contributes_nothing_and_is_counted(
+    method: str, dtype: torch.dtype, clip_norm: float, size: float
+) -> None:
+    torch.manual_seed(0)
+    batch = (torch.randn(1, 4, 50, dtype=torch.float64) * size / 14).to(dtype)
+    engine, model, optimizer = private_probe(batch, method=method, max_grad_norm=clip_norm, diagnostics=True)
+    released = step(model, optimizer, batch).double()
+    assert released.norm() <= engine.mechanism.sensitivity * (1 + 1e-5)
+    assert engine.diagnostics is not None
+    floor = norm_floor(dtype)
+    assert engine.diagnostics.steps[0].nonfinite_examples == (clip_norm < floor < size)
+
+
+def test_scales_fit_if_and_only_if_they_are_normal_numbers_or_nothing() -> None:
+    rule = Clipping.of("perlayer", clip_norm=math.sqrt(2), layers=2)
+    tiny, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+    norms = torch.tensor([[1 / tiny, 0], [1.01 / tiny, 1], [1, 2], [0, 0], [1, 1.01 / tiny]], dtype=torch.float64)
+    scales, bad = rule.fitting(norms, 1.0, torch.float32)
+    assert bad.tolist() == [False, True, False, False, True]
+    assert scales.tolist() == [[pytest.approx(tiny), 0], [0, 0], [1, pytest.approx(0.5)], [0, 0], [0, 0]]
+    assert rule.fitting(norms, 4.0, torch.float32)[1].tolist() == [False] * 5
+    assert rule.fitting(norms[2:3], most, torch.float32)[1].tolist() == [False]
+    assert rule.fitting(norms[2:3], 1.1 * most, torch.float32)[1].tolist() == [True]
 
 
 def test_lm_on_a_model_of_one_layer_equals_dpsgd() -> None:

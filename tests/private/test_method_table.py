@@ -144,7 +144,13 @@ def test_observers_are_asked_and_make_a_run_uncertified() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), batch_size=2)
     _, optimizer, loader = engine.make_private(
-        module=model, optimizer=optimizer, data_loader=data, noise_multiplier=1.0, max_grad_norm=1.0, method="dpsgd"
+        module=model,
+        optimizer=optimizer,
+        data_loader=data,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        method="dpsgd",
+        looks_besides=True,
     )
     for (x,) in loader:
         model(x).mean().backward()

@@ -17,9 +17,10 @@ from scipy import stats
 import lmdp
 from lmdp.app.config import METHODS, Config
 from lmdp.private.keystream import KeyStream
-from lmdp.private.noise import ROUND, Secure, SummedNoise
+from lmdp.private.noise import ROUND, Secure
+from tests.private.probe import draw
 from tests.private.test_engine import Small, data, train
-from tests.private.test_noise import Written
+from tests.private.test_noise import tuples
 
 pytestmark = pytest.mark.usefixtures("widest_loops")
 
@@ -28,7 +29,7 @@ MILLION = 10**6
 
 
 def normals(count: int, key: bytes = KEY, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return Secure(key).noise(1).like([torch.empty(count, dtype=dtype)], 1.0)[0]
+    return draw(Secure(key).noise(1), [torch.empty(count, dtype=dtype)], 1.0)[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -45,14 +46,14 @@ def test_a_million_draws_are_normal_to_the_tails(dtype: torch.dtype) -> None:
 
 def test_the_standard_deviation_is_the_one_asked_for_and_zero_means_none() -> None:
     noise = Secure(KEY).noise(1)
-    assert float(noise.like([torch.empty(MILLION)], 0.3)[0].std()) == pytest.approx(0.3, rel=4.5 / math.sqrt(2e6))
-    assert noise.like([torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
-    assert len(noise.like([torch.empty(1), torch.empty(0), torch.empty(2, 3)], 1.0)[0]) == 1
+    assert float(draw(noise, [torch.empty(MILLION)], 0.3)[0].std()) == pytest.approx(0.3, rel=4.5 / math.sqrt(2e6))
+    assert draw(noise, [torch.ones(3)], 0.0)[0].tolist() == [0, 0, 0]
+    assert len(draw(noise, [torch.empty(1), torch.empty(0), torch.empty(2, 3)], 1.0)[0]) == 1
 
 
 def test_neighbours_calls_tensors_and_streams_are_independent() -> None:
     noise = Secure(KEY).noise(1)
-    first, second = (noise.like([torch.empty(2, ROUND, dtype=torch.float64)], 1.0)[0] for _ in range(2))
+    first, second = (draw(noise, [torch.empty(2, ROUND, dtype=torch.float64)], 1.0)[0] for _ in range(2))
     rows = [
         *first,
         *second,
@@ -68,14 +69,29 @@ def test_neighbours_calls_tensors_and_streams_are_independent() -> None:
 def test_no_number_is_drawn_twice_and_no_two_engines_share_a_stream() -> None:
     noise = Secure(KEY)
     coins = [noise.uniforms(0, 1000) for _ in range(2)]
-    draws = [noise.noise(0).like([torch.empty(50_000, dtype=torch.float64)], 1.0)[0] for _ in range(4)]
-    assert len(torch.cat(draws + coins).unique()) == 202_000
+    draws = [draw(noise.noise(0), [torch.empty(50_000, dtype=torch.float64)], 1.0)[0] for _ in range(4)]
+    assert len(tuples(torch.cat(draws)).unique()) == 50_000
+    assert len(torch.cat(coins).unique()) == 2000
     assert not np.isin(Secure().uniforms(0, 1000).numpy(), Secure().uniforms(0, 1000).numpy()).any()
 
 
 def test_regions_of_one_key_are_far_apart() -> None:
-    blocks = [KeyStream(KEY, number).words(4096) for number in range(9)]
+    streams = [KeyStream(KEY, number) for number in range(9)]
+    blocks = [stream.words(4096) for stream in streams]
     assert len(torch.cat(blocks).unique()) == 4096 * 9
+    places = [(stream, start, place) for stream in streams for start in (0, 1, 2**50) for place in (0, 1)]
+    after = {stream.more(start, place, 1) for stream, start, place in places}
+    assert len(after) == len(places)
+    assert not after & {int(word) % 2**64 for block in blocks for word in block}
+
+
+def test_the_bits_after_a_word_are_always_the_same_and_leave_the_stream_where_it_is() -> None:
+    stream = KeyStream(KEY)
+    one, three = stream.more(7, 1, 1), stream.more(7, 1, 3)
+    assert three >> 128 == one
+    assert stream.drawn == 0
+    assert torch.equal(stream.words(10), KeyStream(KEY).words(10))
+    assert stream.more(7, 1, 3) == three
 
 
 def test_the_key_stream_is_that_of_aes_256_in_counter_mode() -> None:
@@ -93,24 +109,6 @@ def test_coins_are_uniform() -> None:
     assert stats.kstest(coins, "uniform").pvalue > 1e-4
     assert coins.min() >= 0
     assert coins.max() < 1
-
-
-def test_the_last_bits_of_the_noise_are_not_those_of_one_box_muller_draw() -> None:
-    """The countermeasure: sums of four fill the grid of floats where single draws leave holes."""
-    draws = normals(200_000)
-    near_one = draws[(draws > 1.0) & (draws < 1.0 + 2**-10)]
-    low_bits = (near_one.numpy().view(np.int64) & 7).astype(int)
-    assert stats.chisquare(np.bincount(low_bits, minlength=8)).pvalue > 1e-4
-
-
-def test_both_numbers_of_a_pair_go_into_different_sums() -> None:
-    """Their sum is one normal number of another angle: it would have as few pre-images as a single one."""
-    most, turn = 2**63 - 1, 2**61  # a radius of 0, an eighth of a circle
-    noise = SummedNoise(Written(1 << 50, *[most] * 3, *[turn] * 4, *[most] * 4))
-    sums = noise.like([torch.empty(4, dtype=torch.float64)], 1.0)[0]
-    assert sums[0] == pytest.approx(float(sums[1]))
-    assert sums[0] > 1
-    assert sums[2:].tolist() == [0, 0]
 
 
 def test_a_fork_draws_other_noise_than_its_parent() -> None:

@@ -19,7 +19,7 @@ MODEL = ["--model", "tests.record.models:factory", "--seed", "3"]
 PRIVATE = [*MODEL, "--data", "digits?half=1&limit=400", "--sample-rate", "0.1", "--learning-rate", "0.5"]
 PRIVATE += ["--keep-checkpoints", "1", "--epsilon", "6"]
 HALF = ["train", *PRIVATE, "--epochs", "4", "--method", "dpsgd", "--out", "half"]
-TIMES = ("seconds", "train_seconds", "attack_seconds")
+TIMES = ("seconds", "train_seconds", "attack_seconds", "run")  # and the random name of a training
 
 
 def make(out: Path) -> None:
@@ -55,9 +55,11 @@ READ = (".json", ".jsonl", ".safetensors", ".toml")
 
 
 def held(folder: Path) -> dict[str, Any]:
-    """File → what it holds, without times: text as it is, JSON as values, tensors as digests."""
+    """File → what it holds, without times and keys: text as it is, JSON as values, tensors as digests."""
     contents = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in READ):
+        if path.parent.name == "private":
+            continue
         name, raw = str(path.relative_to(folder)), path.read_bytes()
         if path.suffix == ".json":
             contents[name] = without_times(json.loads(raw))
@@ -85,7 +87,7 @@ def _tensors(raw: bytes) -> dict[str, Any]:
         name: hashlib.sha256(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, t in load(raw).items()
     }
-    return {"tensors": tensors, "rest": without_times(json.loads(rest["state"])) if rest else None}
+    return {"tensors": tensors, "rest": without_times(json.loads(rest["state"])) if "state" in rest else None}
 
 
 if __name__ == "__main__":

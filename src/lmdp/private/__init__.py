@@ -8,19 +8,18 @@ The first six files carry the proof; each opens with its guarantee and with what
     keystream    secret random bits
     noise        normal numbers and uniform ones from them
     step         sums + noise, divided by a public number, released
-    delivery     what the loader handed out, and what the loop did with it
     optimizer    the private `optimizer.step()`: charge, then release
     public       gradients of public examples, for the weights
     diagnostics  un-noised numbers, off by default
-    statement    what a run promises, and every reason against certifying it
+    run          one training as it stands: its account, and what is known of every assumption
     engine       `PrivacyEngine`: all of it around the user's own loop
 
 Beside them: `lmdp.accounting` (the mechanism as one value, and what its steps spend), `lmdp.gradients` (norms and sums
-of per-example gradients), `lmdp.guards` (what would break the assumptions).
+of per-example gradients), `lmdp.guards` (what would break the assumptions), `lmdp.statement` (what a run promises).
 """
 
 from lmdp.private.engine import PrivacyEngine
-from lmdp.private.statement import PrivacyStatement
 from lmdp.private.step import Observer
+from lmdp.statement import PrivacyStatement
 
 __all__ = ["Observer", "PrivacyEngine", "PrivacyStatement"]

@@ -4,8 +4,10 @@ The step is then, for each layer, `sum_i scale_il * gradient_il`, and for a rewe
 
 Guarantee. Whatever the norms and gradients, one example's contribution, and so the distance between the sums of two
 batches that differ by adding or removing one example, has norm at most `sensitivity`; an example with a gradient
-that is not finite contributes exactly zero. For a reweighted method this holds of the weighted sum, with ||w|| = 1:
-sum_l (w_l C_i)² = C_i² ≤ C². The engine multiplies the noise by what is stated here, and by nothing else.
+that is not finite, or with a scale outside of the normal range of the parameters' type, contributes exactly zero.
+(A subnormal number has few bits: it may be rounded to twice itself.) For a reweighted method this holds of the
+weighted sum, with ||w|| = 1: sum_l (w_l C_i)² = C_i² ≤ C². The engine multiplies the noise by what is stated here, and
+by nothing else.
 
 Assumes norms that are not smaller than those of the gradients that are then summed (`gradients/`: formed rules
 measure the very numbers they sum; Gram norms are rounded up), and, for reweighted methods, weights that were fixed
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmdp.gradients.rows import norm_floor
 from lmdp.methods import METHODS, Method
 
 
@@ -53,6 +56,17 @@ class Clipping:
         n, C, w = norms.double(), self.clip_norm, weights
         scales = self.method.scales(n, C)
         return scales if w is None else scales * w
+
+    def fitting(self, norms: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Scales, which `factor` times multiply gradients of this type, and the examples that these do not fit.
+
+        A norm of zero, or one that counts as zero, has the scale 0. No example fits a bound below the floor of norms.
+        """
+        scales = self.scales(norms).masked_fill(norms == 0, 0.0)
+        used, info = scales * factor, torch.finfo(dtype)
+        normal = (used >= info.tiny) & (used <= info.max) & (self.clip_norm >= norm_floor(dtype))
+        bad = ~(normal | (used == 0)).all(dim=1)
+        return scales.masked_fill(bad[:, None], 0.0), bad
 
 
 def usable(norms: Tensor, floor: float) -> tuple[Tensor, Tensor]:

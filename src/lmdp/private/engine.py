@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -11,20 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lmdp.accounting import Ledger, Mechanism, accountant_named, calibrate_noise
+from lmdp.accounting import Ledger, Mechanism, accountant_named, calibrate_noise, check_delta
 from lmdp.gradients import Capture, Plan
 from lmdp.gradients.attach import is_attached, keep_freed_memory
-from lmdp.guards import Independence, check_model, check_optimizer, fingerprints, unnoised
+from lmdp.guards import Independence, Judgement, Watch, check_model, check_optimizer
+from lmdp.guards.looks import steps_among
 from lmdp.layers import LayerMap, error_rates_for
+from lmdp.lineage import Lineage
 from lmdp.private.clipping import Clipping
 from lmdp.private.diagnostics import Diagnostics
 from lmdp.private.noise import Entropy, Randomness, Secure, Seeded
 from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.public import PublicProbe
+from lmdp.private.run import Run
 from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of, steps_per_pass
-from lmdp.private.statement import PrivacyStatement, Run, standing_reasons
 from lmdp.private.step import Observer, PrivateStep, StepOptions
-from lmdp.private.weights import LayerWeights, check_source, source_for
+from lmdp.private.weights import LayerWeights, check_source, refutation, source_for
+from lmdp.statement import PrivacyStatement
 
 Criterion = Callable[[Any, Any], Tensor]
 Three = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
@@ -41,15 +45,18 @@ class PrivacyEngine:
     The three come back as they were, except the loader, which is now Poisson-sampled; the training loop is unchanged.
 
     accountant   rdp, or pld, which gives less noise for the same epsilon and takes longer
-    secure_mode  noise with a countermeasure to attacks on its last bits (floating point); cannot be seeded
+    lineage      what is known of the weights that training begins with; looked up unless set before make_private
+    secure_mode  the key of the noise cannot be copied; cannot be seeded
     """
 
     def __init__(self, accountant: str = "rdp", secure_mode: bool = False) -> None:
         self._secure = Secure() if secure_mode else None
         self.accountant = accountant_named(accountant).name
         self.diagnostics: Diagnostics | None = None
+        self.lineage: Lineage | None = None
         self._observer = Observer()
         self._run: Run | None = None
+        self._loader: PoissonLoader | None = None
 
     def make_private(
         self,
@@ -74,6 +81,8 @@ class PrivacyEngine:
         generic: Iterable[str] = (),
         allow_unused: bool = False,
         check_mixing: bool = True,
+        looks_besides: bool = False,
+        allow_large_delta: bool = False,
         diagnostics: bool = False,
         seed: int | None = None,
     ) -> Three:
@@ -93,10 +102,15 @@ class PrivacyEngine:
         max_physical_batch_size
                          hand batches out in parts of at most this many examples; optimizer.step() waits for the last
         memory_budget    bytes that linear and convolutional layers may keep between backward and step. Layers move to
-                         their lean rule, slower and as exact, until the sum fits; `engine.plan()` says what that costs
+                         their lean rule, slower and as exact, until the sum fits; plan(numbers=True) says at what cost
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
-        check_mixing     look whether examples meet in the model or the loss, and refuse if so
+        check_mixing     look whether examples meet in the model or the loss, and refuse if so; without, the run is
+                         not certified
+        looks_besides    after 1, 2, 16, 64, 1024 … steps four batches are handed out only to be looked at, and count
+                         for nothing. They take the place of others of the pass; True: they are added to it
+        allow_large_delta
+                         let statements have a delta of 1 / number of examples or more; they are then not certified
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """
@@ -113,24 +127,28 @@ class PrivacyEngine:
             loader = poisson_loader(data_loader, randomness.uniforms, max_physical_batch_size)
             log = loader.log
         keep_freed_memory()
-        independence = Independence(module, mean_loss=mean_loss) if check_mixing else None
+        judgement = Judgement()
+        independence = Independence(judgement, mean_loss=mean_loss) if check_mixing else None
         capture = Capture(module, layers, generic_modules=generic, memory_budget=memory_budget, watcher=independence)
         try:
             probe = partial(PublicProbe, capture, public_data, criterion, clipping)
             source = source_for(weights, clipping.method, rates, emphasis, probe, public_every, weight_budget)
             mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size)
             self.diagnostics = Diagnostics() if diagnostics else None
+            watch = Watch(capture, judgement, independence)
             options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer)
             step = PrivateStep(capture, clipping, source, randomness, mechanism, options)
             ledger = Ledger(mechanism)
-            private = PrivateOptimizer(optimizer, step, ledger, log)
-            reasons = standing_reasons(mechanism, source.reads_batch, poisson_sampling, seed, observed)
-            self._run = Run(capture, step, private, ledger, log, independence, size, reasons)
+            private = PrivateOptimizer(optimizer, step, ledger, log, watch)
+            sigma, refuted = mechanism.noise_multiplier, refutation(source)
+            judgement.note_setup(refuted=refuted, poisson=poisson_sampling, noise=sigma, seed=seed, observed=observed)
+            self._run = Run(capture, step, private, ledger, log, watch, size, self.lineage, allow_large_delta)
         except BaseException:
             capture.detach()
             raise
         if isinstance(loader, PoissonLoader):
-            loader.follow(lambda: ledger.steps)
+            loader.follow(lambda: ledger.steps, watch, besides=looks_besides)
+            self._loader = loader
         return module, optimizer, loader
 
     def _check(self, module: nn.Module, optimizer: torch.optim.Optimizer, reduction: str, parts_alone: bool) -> None:
@@ -187,10 +205,15 @@ class PrivacyEngine:
         """
         if "noise_multiplier" in options:
             raise TypeError("make_private_with_epsilon computes noise_multiplier; leave it out, or use make_private")
-        rate, _ = sample_rate_of(data_loader)
-        steps = math.ceil(epochs * steps_per_pass(rate) - 1e-9)
-        if steps < 1:
+        rate, size = sample_rate_of(data_loader)
+        iterations = math.ceil(epochs * steps_per_pass(rate) - 1e-9)
+        if iterations < 1:
             raise ValueError(f"epochs is {epochs}; it must be above 0")
+        beside = ("looks_besides", "max_physical_batch_size")
+        without = ("check_mixing", "poisson_sampling")
+        takes = not any(options.get(name) for name in beside) and all(options.get(name, True) for name in without)
+        steps = steps_among(iterations) if takes else iterations
+        check_delta(target_delta, size, allowed=bool(options.get("allow_large_delta")))
         target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
         sigma = calibrate_noise(**target, sample_rate=rate, steps=steps, accountant=self.accountant)
         given: dict[str, Any] = {"module": module, "optimizer": optimizer, "data_loader": data_loader}
@@ -199,16 +222,20 @@ class PrivacyEngine:
         ledger.target_epsilon, ledger.target_delta, ledger.planned_steps = target_epsilon, target_delta, steps
         return three
 
-    def plan(self) -> Plan:
-        """Which rule every module uses for its per-example gradients, and why. Print it after the first step."""
-        return self._attached.capture.plan()
+    def looking(self) -> AbstractContextManager[None]:
+        """Inside, the loader hands out only what has not been looked at yet: run the loop as it is. No step is made."""
+        return nullcontext() if self._loader is None else self._loader.looks.alone()
+
+    def plan(self, *, numbers: bool = False) -> Plan:
+        """Which rule every module uses, and why. With `numbers` of the last batch, which are not private."""
+        return self._attached.capture.plan(numbers=numbers)
 
     def detach(self) -> None:
         """Make the model and the optimizer ordinary again. What was trained stays, and so does what it cost."""
         run = self._attached
         run.capture.detach()
-        if run.parameters_at_detach is None:  # a second time would hide what was changed after the first
-            run.parameters_at_detach = fingerprints(run.capture.parameters.items())
+        run.watch.content.leave()
+        run.record()
 
     @property
     def observer(self) -> Observer:
@@ -252,8 +279,8 @@ class PrivacyEngine:
         return None if secret else tuple(step.source.current().tolist())
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far."""
-        return self._attached.ledger.epsilon(delta)
+        """The epsilon spent so far, and for the weights that training began with."""
+        return self._attached.epsilon(delta)
 
     def privacy_statement(self, delta: float) -> PrivacyStatement:
         """What the steps so far promise, whether that is certified, and what is not covered."""
@@ -261,13 +288,7 @@ class PrivacyEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides model and optimizer: steps paid for, and the released weight statistic."""
-        run = self._attached
-        return {
-            "identity": run.identity,
-            "steps": run.ledger.steps,
-            "source": run.step.source.state(),
-            "reasons": list(run.reasons),
-        }
+        return self._attached.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run that `state` was taken from; refuses one with other privacy parameters."""
@@ -281,10 +302,7 @@ class PrivacyEngine:
                 f"this engine has made {run.ledger.steps} steps of its own, which going over to another state would "
                 "forget. Load a state into a new engine, before its first step."
             )
-        run.ledger.steps = int(state["steps"])
-        run.inherited_reasons = tuple(dict.fromkeys([*run.inherited_reasons, *state["reasons"]]))
-        run.unnoised = unnoised(run.capture.model)
-        run.step.source.restore(dict(state.get("source", {})))
+        run.go_on(state)
 
     @property
     def _attached(self) -> Run:

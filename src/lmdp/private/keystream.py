@@ -1,7 +1,8 @@
 """Random bits: the key stream of AES-256 in counter mode.
 
-Guarantee. No bit is used twice: the counter only runs forward, regions of one key never meet, and a stream refuses
-to be used in a process that was forked from its own. To anybody without the key, no bit tells of another.
+Guarantee. No bit is used twice: the counter only runs forward, regions of one key never meet, places of a region have
+2^48 blocks each, and a stream refuses to be used in a process that was forked from its own. To anybody without the
+key, no bit tells of another.
 
 Assumes that AES-256 is a good cipher and that keys are secret: they come from the operating system (`fresh_key`),
 and neither keys nor counters are ever written down. Processors compute it faster than the usual generators of
@@ -33,8 +34,8 @@ class KeyStream:
     """Bits from one region of the counter: `number` is its first byte, so that regions of one key never meet."""
 
     def __init__(self, key: bytes, number: int = 0) -> None:
-        counter = bytes([number]) + bytes(15)
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        self._key, self._number = algorithms.AES(key), number
+        self._cipher = Cipher(self._key, modes.CTR(bytes([number]) + bytes(15))).encryptor()
         self._process = REGISTRY.process
         self.drawn = 0
 
@@ -53,6 +54,14 @@ class KeyStream:
             self._cipher.update_into(_ZEROS[: 8 * count - start], out[start:])
         self.drawn += count
         return words[:count]
+
+    def more(self, start: int, place: int, count: int) -> int:
+        """64 · count bits for a place after `start` words, the first in front: the same whenever they are asked for.
+
+        They come from a region of their own, and leave the stream where it is.
+        """
+        region = bytes([128 + self._number]) + (2 * start + place).to_bytes(9, "big") + bytes(6)
+        return int.from_bytes(Cipher(self._key, modes.CTR(region)).encryptor().update(bytes(8 * count)), "big")
 
     def uniform(self, count: int) -> Tensor:
         """float64 [count]: multiples of 2^-53 in [0, 1), all equally likely."""

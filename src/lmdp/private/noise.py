@@ -2,41 +2,50 @@
 
     Entropy   a stream cipher under a key from the operating system, drawn on and on          (default)
     Seeded    every step has streams of its own, keyed by (seed, step): a resumed run repeats the uninterrupted one
-    Secure    as Entropy, with noise whose last bits do not give it away                      (`secure_mode=True`)
+    Secure    as Entropy, and the key cannot be copied                                        (`secure_mode=True`)
 
-Guarantee. Noise is drawn anew in every step, independent of the data, of the sampling and of all noise before; its
-numbers are normal with the standard deviation asked for, in double precision, before they are rounded to the type of
-what they are added to. How many bits are drawn does not depend on data.
+Guarantee. What is released is the multiple of a public grid that is nearest to sum + noise, divided by a public number.
+The noise is independent of the data, of the sampling and of all noise before, and normal with the deviation asked for:
+real numbers, not floating-point ones. So is their sum with the noise, and it is rounded once (`compiled/grid.py`).
 
-Assumes independent bits (`keystream.py`). A run under `Seeded` is reproducible, and therefore never certified.
+Why the epsilon of real numbers holds. Grid and divisor follow from public numbers (`Mechanism`). Rounding sum + noise
+to the grid, dividing and converting to a parameter's type are then one fixed function of sum + noise, the output of
+the Gaussian mechanism that the accountant knows: post-processing. No bit of the result depends on anything else:
+neither on the floating-point numbers that a sum can be (noise that is rounded before a sum is added leaves their grid,
+which tells who is present), nor on the values that floating-point noise cannot take (beyond its end, and in its holes).
+Double precision only finds the nearest multiple; where it cannot, more random bits and digits decide (interval
+refining, arXiv 2207.13793). That costs no noise and no epsilon; it happens to about one number in a million.
 
-Normal numbers are made by the formula of Box and Muller, which has no branches. The uniform numbers behind them have
-64 bits, and small ones 64 more, so that normal numbers go on to 13 deviations. Where draws end (PyTorch's, in single
-precision, at 5.77), a value beyond would tell for certain which of two datasets it came from. (And seeding PyTorch's
-CPU generator with an integer keeps 32 bits, few enough for an attacker to try them all.)
+Assumes independent bits (`keystream.py`), and a sum that one example moves by no more than the sensitivity. (What
+rounding *within* a sum adds to that is not counted: of B examples in single precision, about √B · 2^-24 of its length.)
+Bits that decide are read at places of their own: how many are drawn from the stream does not depend on data. A run
+under `Seeded` is reproducible, and therefore never certified.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmdp.gradients import compiled
+from lmdp.accounting import Grid
+from lmdp.gradients.compiled.grid import on_grid
 from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
+
+PROMISE = (
+    "sum and noise are added as real numbers and rounded once, to a public grid that does not depend on data: "
+    "post-processing of the Gaussian mechanism"
+)
+"""How it was established that floating point does not undo the noise."""
 
 _SAMPLING, _NOISE = 0, 1
 ROUND = 2**21
-"""Normal numbers that are made at a time. One thread writes the bits that all read; in smaller rounds, whose memory is
+"""Numbers that are on_grid at a time. One thread writes the bits that all read; in smaller rounds, whose memory is
 written again while other cores have it in their caches, that took up to four times as long."""
-
-SMALL = 2.0**-32
-"""Uniform numbers below this get more bits."""
 
 
 class GaussianNoise:
@@ -50,102 +59,56 @@ class GaussianNoise:
         """How many words of the stream have been used."""
         return self._stream.drawn
 
-    def like(self, tensors: Sequence[Tensor], std: float) -> list[Tensor]:
-        """Noise of the shapes, types and devices of `tensors`, with this standard deviation."""
-        room = Room(min(ROUND, sum(t.numel() for t in tensors)))
-        return shaped(tensors, std, lambda part: self._fill(part, std, room))
+    def added(
+        self, like: Sequence[Tensor], sums: Sequence[Tensor], weights: Sequence[float], grid: Grid, size: float = 1.0
+    ) -> list[Tensor]:
+        """(sum · weight + noise) / size of each, of the types, devices and memory formats of `like`."""
+        if grid.std == 0:
+            pairs = zip(like, sums, weights)
+            return [torch.zeros_like(t, requires_grad=False).add_(s, alpha=w / size) for t, s, w in pairs]
+        results = [torch.empty(t.numel(), dtype=t.dtype, device="cpu") for t in like]
+        flat = [s.detach().cpu().contiguous().view(-1) for s in sums]
+        pieces = [piece for out, s, w in zip(results, flat, weights) for piece in _pieces(out, s, w / grid.step)]
+        room = torch.empty(min(ROUND, sum(map(len, results))) + len(pieces) + SPARE, dtype=torch.int64, device="cpu")
+        for part in _rounds(pieces):
+            self._fill(part, grid.std / grid.step, grid.step / size, room)
+        return [_laid_out(result.view(t.shape), t) for result, t in zip(results, like)]
 
-    def _fill(self, part: Tensor, std: float, room: Room) -> None:
-        first, second = part.chunk(2)
-        self.pairs(std, first, second, room)
-
-    def pairs(self, std: float, first: Tensor, second: Tensor, room: Room) -> None:
-        """Fill both with normal numbers: those of one are independent of those of the other."""
-        words = self._stream.words(2 * len(first), room.words)
-        if compiled.applies(first, second) and compiled.normal_pairs(words, std, first, second):
-            return
-        cosine, sine = self._by_torch(words, std, room)
-        first.copy_(cosine)
-        second.copy_(sine)
-
-    def _by_torch(self, words: Tensor, std: float, room: Room) -> tuple[Tensor, Tensor]:
-        """The same, where nothing is compiled and where a small number asks for more bits."""
-        radii, angles = words.chunk(2)
-        radius, angle, cosine = room.numbers(len(radii))
-        self._refined(open_unit(radii, radius)).log_().mul_(-2).sqrt_().mul_(std)
-        angle.copy_(angles).mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=cosine)
-        return cosine.mul_(radius), angle.sin_().mul_(radius)
-
-    def _refined(self, numbers: Tensor) -> Tensor:
-        """A small number tells in which cell, 2^-63 wide, it lies; 64 more bits say where in it."""
-        if float(numbers.min()) >= SMALL:
-            return numbers
-        small = (numbers < SMALL).nonzero().squeeze(1)
-        cell = numbers[small].mul_(2.0**63).sub_(0.5)
-        within = open_unit(self._stream.words(len(small)), torch.empty_like(cell))
-        return numbers.index_copy_(0, small, within.add_(cell).mul_(2.0**-63))
+    def _fill(self, part: list[_Piece], deviation: float, step: float, room: Tensor) -> None:
+        start, counts = self.drawn, [out.numel() + out.numel() % 2 for out, _, _ in part]
+        words = self._stream.words(sum(counts), room).split(counts)
+        for (out, sums, weight), count, bits in zip(part, counts, words):
+            more = functools.partial(self._stream.more, start)
+            on_grid(bits, sums, out, weight=weight, deviation=deviation, step=step, more=more)
+            start += count
 
 
-class SummedNoise(GaussianNoise):
-    """Every number is half the sum of four normal ones, rounded to the parameter's type (arXiv 2107.10138).
-
-    A single normal number in floating point has few enough pre-images that the values it cannot take reveal what it was
-    added to; a sum of four has too many to search.
-    """
-
-    def _fill(self, part: Tensor, std: float, room: Room) -> None:
-        """Both of a pair go into different sums: they share a radius."""
-        total = torch.zeros_like(part, dtype=torch.float64)
-        cosine, sine = torch.empty(2, part.numel(), dtype=torch.float64, device=part.device)
-        for _ in range(2):
-            self.pairs(std / 2, cosine, sine, room)
-            total.add_(cosine).add_(sine.roll(1))
-        part.copy_(total)
+_Piece = tuple[Tensor, Tensor, float]
+"""Results [n], sums [n], and what the sums are multiplied by."""
 
 
-class Room:
-    """Memory for as many pairs as a round has numbers (an even count), asked for once instead of in every round."""
-
-    def __init__(self, count: int) -> None:
-        self._pairs = max(2, count + count % 2)
-        self.words = torch.empty(2 * self._pairs + SPARE, dtype=torch.int64, device="cpu")
-
-    def numbers(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        radius, angle, cosine = self._numbers[:, :count].unbind()
-        return radius, angle, cosine
-
-    @functools.cached_property
-    def _numbers(self) -> Tensor:
-        return torch.empty(3, self._pairs, dtype=torch.float64, device="cpu")
+def _pieces(out: Tensor, sums: Tensor, weight: float) -> list[_Piece]:
+    return [(a, b, weight) for a, b in zip(out.split(ROUND), sums.split(ROUND))]
 
 
-def open_unit(words: Tensor, out: Tensor) -> Tensor:
-    """From 64 bits each to numbers in (0, 1]: odd multiples of 2^-64, as far as 53 bits go, all equally likely."""
-    return out.copy_(words).add_(0.5).abs_().mul_(2.0**-63)
+def _rounds(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """One after the other, as many pieces together as are not more than ROUND numbers."""
+    part: list[_Piece] = []
+    total = 0
+    for piece in pieces:
+        if part and total + len(piece[0]) > ROUND:
+            yield part
+            part, total = [], 0
+        part.append(piece)
+        total += len(piece[0])
+    yield part
 
 
-def shaped(tensors: Sequence[Tensor], std: float, fill: Callable[[Tensor], None]) -> list[Tensor]:
-    """Noise like `tensors`, in one run for each type: `fill` makes an even number at a time, of deviation `std`."""
-    if std == 0:
-        return [torch.zeros_like(t) for t in tensors]
-    kinds = dict.fromkeys(t.dtype for t in tensors)
-    sizes = {kind: [t.numel() for t in tensors if t.dtype == kind] for kind in kinds}
-    left = {}
-    for kind, counts in sizes.items():
-        total = sum(counts)
-        flat = torch.empty(total + total % 2, dtype=kind, device="cpu")
-        for part in flat.split(ROUND) if total else ():
-            fill(part)
-        left[kind] = iter(flat[:total].split(counts))
-    return [_laid_out(next(left[t.dtype]).view(t.shape), t) for t in tensors]
-
-
-def _laid_out(noise: Tensor, like: Tensor) -> Tensor:
+def _laid_out(released: Tensor, like: Tensor) -> Tensor:
     """In the memory format of a parameter: fused optimizers read a gradient in the parameter's order."""
-    if like.is_contiguous() and like.device == noise.device:
-        return noise
-    return torch.empty_like(like, requires_grad=False).copy_(noise)
+    if like.is_contiguous() and like.device == released.device:
+        return released
+    return torch.empty_like(like, requires_grad=False).copy_(released)
 
 
 class Randomness(Protocol):
@@ -165,15 +128,14 @@ class Randomness(Protocol):
 class Entropy:
     """Keyed by the operating system; a resumed run has a new key, and so has a copy or a forked process."""
 
-    source = "AES-256-CTR keyed by the operating system"
-    _kind: type[GaussianNoise] = GaussianNoise
+    source = "AES-256-CTR keyed by the operating system, rounded exactly to a public grid"
 
     def __init__(self, key: bytes | None = None) -> None:
         """`key` is for tests only: a run whose key is known is not private."""
         self._begin(fresh_key() if key is None else key)
 
     def _begin(self, key: bytes) -> None:
-        self._sampling, self._noise = KeyStream(key, _SAMPLING), self._kind(KeyStream(key, _NOISE))
+        self._sampling, self._noise = KeyStream(key, _SAMPLING), GaussianNoise(KeyStream(key, _NOISE))
 
     def uniforms(self, draw: int, size: int) -> Tensor:
         self._after_fork()
@@ -194,10 +156,9 @@ class Entropy:
 
 
 class Secure(Entropy):
-    """With the countermeasure of `SummedNoise`. One engine, one key: it cannot be copied."""
+    """One engine, one key: it cannot be copied."""
 
-    source = "AES-256-CTR keyed by the operating system, sum of four Gaussians"
-    _kind = SummedNoise
+    source = f"{Entropy.source}, under a key that cannot be copied"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cryptographic generator cannot be copied or saved: its stream would be used twice")
@@ -209,7 +170,7 @@ class Seeded:
     def __init__(self, seed: int) -> None:
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
-        self.source = "AES-256-CTR keyed by the seed for every step"
+        self.source = "AES-256-CTR keyed by the seed for every step, rounded exactly to a public grid"
         self._seed = seed
 
     def uniforms(self, draw: int, size: int) -> Tensor:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from lmdp.accounting import Ledger
-from lmdp.private.delivery import Delivery, DeliveryLog
+from lmdp.guards import Watch
+from lmdp.guards.delivery import Delivery, DeliveryLog
 from lmdp.private.step import PrivateStep
 
 
@@ -19,13 +20,19 @@ class PrivateOptimizer:
     """Stands in for `step` and `zero_grad` of one optimizer until it is detached."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, step: PrivateStep, ledger: Ledger, log: DeliveryLog | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: PrivateStep,
+        ledger: Ledger,
+        log: DeliveryLog | None,
+        watch: Watch,
     ) -> None:
         self.optimizer = optimizer
         self.foreign_steps = 0
         self._step = step
         self._ledger = ledger
         self._log = log
+        self._watch = watch
         self._dtypes = {id(p): p.dtype for p in step.capture.parameters.values()}
         attachment = step.capture.attachment
         self._original_step = attachment.replace(optimizer, "step", self._private_step)
@@ -41,11 +48,16 @@ class PrivateOptimizer:
             with torch.enable_grad():
                 loss = closure()
         self._check_parameters()
+        self._watch.check()
         delivery = self._check_batch()
         last = delivery is None or delivery.last
         if last:
             self._ledger.check_next()
-        if delivery is None or not delivery.empty or self._step.capture.complete:
+        if delivery is not None and delivery.empty:
+            self._step.capture.discard()  # what the model was run on in its place counts for nothing
+        elif delivery is not None and delivery.company:
+            self._watch.in_company(self._step.capture.take(), delivery)  # handed out to be looked at, and for nothing
+        else:
             try:
                 self._step.absorb()
             except BaseException:
@@ -56,7 +68,9 @@ class PrivateOptimizer:
             self._step.options.observer.before_release()
             self._step.release(self._ledger.steps)
             self._step.options.observer.after_release()
-            self._original_step()
+            with self._watch.released(self.optimizer):
+                self._original_step()
+            self._watch.settle()
         return loss
 
     def _check_parameters(self) -> None:
@@ -84,8 +98,8 @@ class PrivateOptimizer:
         if delivery is None:
             self.foreign_steps += self._log is not None
             return None
-        if seen is not None and seen != delivery.size:  # without the numbers: the size of a batch is private
-            self._mark_lost()
+        if seen is not None and seen != delivery.size and not delivery.empty:
+            self._mark_lost()  # and without the numbers: the size of a batch is private
             raise RuntimeError(
                 "the model was run on another number of examples than the data loader handed out: rows of the batch "
                 "would be mistaken for examples. Pass whole examples to the model, batch first; for several views of "

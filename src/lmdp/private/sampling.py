@@ -6,15 +6,16 @@ other example's uniform number, so under the relation "add or remove one example
 mechanism. Batches vary in size and may be empty; an empty batch is still a step.
 
 Assumes that the uniform numbers are independent, secret, and those of the draw's number (`noise.py`); that the loop
-steps what it is handed, which `delivery.py` checks; and that N, and with it q, is public.
+steps what it is handed, which `guards/delivery.py` checks; and that N, and with it q, is public.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lmdp.private.delivery import Delivery, DeliveryLog
+from lmdp.guards import Read, Watch, refuse_repeated
+from lmdp.guards.delivery import Delivery, DeliveryLog
+from lmdp.guards.looks import Looks
 
 Uniforms = Callable[[int, int], Tensor]
 """(number of the draw, how many) → that many independent uniform numbers in [0, 1)."""
@@ -42,10 +45,11 @@ WHOLE_BATCHES = "__lmdp_examples_at__"
 
 
 class PoissonSampler(Sampler[list[int]]):
-    """Index lists of `steps` Poisson draws; a draw above `max_part` is handed out in parts.
+    """Index lists of Poisson draws; a draw above `max_part` is handed out in parts.
 
-    Draws are numbered. A pass begins with the draw that `position` names, so that a draw made ahead and never used
-    (by workers, or in a pass broken off) leaves no gap; without `position` the numbers go on from pass to pass.
+    Draws are numbered, and the draw of a number stays the same until a step has used it: nobody can draw until a batch
+    suits. A pass begins with the draw that `position` names, so that one made ahead and never used (by workers, or in a
+    pass broken off) leaves no gap; without `position` the numbers go on from pass to pass.
     """
 
     def __init__(self, size: int, rate: float, steps: int, uniforms: Uniforms, max_part: int | None) -> None:
@@ -53,8 +57,10 @@ class PoissonSampler(Sampler[list[int]]):
         self.uniforms = uniforms
         self.max_part = max_part
         self.position: Callable[[], int] | None = None
-        self.deliveries: deque[Delivery] = deque()
+        self.deliveries: deque[tuple[Tensor, Delivery]] = deque()
+        self.numbers = range(0)
         self._drawn = 0
+        self._waiting: dict[int, Tensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("size", "rate", "uniforms") and name in vars(self):
@@ -66,47 +72,107 @@ class PoissonSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[list[int]]:
-        self.deliveries = deque()  # one queue per pass over the loader, so that an abandoned pass leaves nothing behind
-        return self._draws(self.deliveries, self._drawn if self.position is None else self.position())
+    def begin_pass(self) -> int:
+        """The number of its first draw. Draws that steps have used are forgotten."""
+        first = self._drawn if self.position is None else self.position()
+        self._waiting = {number: drawn for number, drawn in self._waiting.items() if number >= first}
+        return first
 
-    def _draws(self, deliveries: deque[Delivery], first: int) -> Iterator[list[int]]:
-        for number in range(first, first + self.steps):
-            self._drawn = number + 1
+    def __iter__(self) -> Iterator[list[int]]:
+        """The draws of `numbers`."""
+        self.deliveries = deque()  # one queue per run over the draws, so that an abandoned one leaves nothing behind
+        return self._parts_of(self.deliveries, self.numbers)
+
+    def _parts_of(self, deliveries: deque[tuple[Tensor, Delivery]], numbers: range) -> Iterator[list[int]]:
+        for number in numbers:
             drawn = self.draw(number)
             parts = drawn.split(self.max_part) if self.max_part and len(drawn) else (drawn,)
             for i, part in enumerate(parts):
-                deliveries.append(Delivery(len(part), first=i == 0, last=i == len(parts) - 1))
+                delivery = Delivery(len(part), first=i == 0, last=i == len(parts) - 1, number=number, part=i)
+                deliveries.append((part, delivery))
                 yield part.tolist()
 
     def draw(self, number: int) -> Tensor:
         """Indices of one Poisson draw, in order."""
-        return (self.uniforms(number, self.size) < self.rate).nonzero().squeeze(1)
+        if number not in self._waiting:
+            self._waiting[number] = (self.uniforms(number, self.size) < self.rate).nonzero().squeeze(1)
+        self._drawn = max(self._drawn, number + 1)
+        return self._waiting[number]
 
 
 class PoissonLoader(DataLoader[Any]):
-    """A data loader whose batches are Poisson draws. Its length is the number of draws in one pass."""
+    """A data loader whose batches are Poisson draws. Its length is the number of batches that one pass hands out.
+
+    Where the draw found nobody, the first example is handed out, so that any model can run; it counts for nothing.
+    """
 
     def __init__(self, dataset: Dataset[Any], sampler: PoissonSampler, log: DeliveryLog, **settings: Any) -> None:
         super().__init__(dataset, batch_sampler=sampler, **settings)
         self.log = log
+        self._watch: Watch | None = None
+        self.looks = self._looks(None, besides=True)
 
     def __len__(self) -> int:
         return len(self._poisson)
 
-    def follow(self, steps: Callable[[], int]) -> None:
-        """Number the draws after the steps that use them: a pass begins with the draw of the next step."""
-        self._poisson.position = lambda: steps() + self.log.skipped
+    def follow(self, steps: Callable[[], int], watch: Watch | None = None, *, besides: bool = False) -> None:
+        """Number the draws after the steps that use them, and show the batches to the guards.
+
+        A pass begins with the draw of the next step. Batches that are only looked at take the place of others of the
+        pass; `besides`: they are added.
+        """
+        self._poisson.position = self.log.position = lambda: steps() + self.log.skipped
+        self._watch = watch
+        self.looks = self._looks(watch, besides=besides or self._poisson.max_part is not None)
+
+    def _looks(self, watch: Watch | None, *, besides: bool) -> Looks:
+        independence, sampler = None if watch is None else watch.independence, self._poisson
+        return Looks(independence, self.log, sampler.size, sampler.max_part, self._batches_of, besides=besides)
 
     def __iter__(self) -> Any:
-        batches = self._from_memory() if self._in_memory else super().__iter__()
-        deliveries: deque[Delivery] | None = None
-        self.log.begin_pass()
-        for batch in batches:
+        left, number, looks = len(self), self._poisson.begin_pass(), self.looks
+        self.log.between_passes(number)
+        if self._watch is not None:
+            self._watch.look_at_collation(self.dataset, getattr(self.collate_fn, "collate", self.collate_fn))
+        while left > 0:
+            for batch, delivery in looks:
+                self._hand_out(batch, delivery, None)
+                yield batch
+                left -= looks.cost
+                if left == 0 or looks.left_by_loop():
+                    break  # the rest of it comes in the next pass
+            if looks.only:
+                break
+            until = looks.steps_until_due if not self.log.unused else left
+            draws = self._draws(number, min(left, until))
+            for batch, rows, delivery in islice(draws, self.log.parts_used_of(number), None):
+                self._hand_out(batch, delivery, rows)
+                used = self.log.uses
+                yield batch
+                number, left = number + delivery.last, left - delivery.last
+                if self.log.uses - used > (self.log.last_used is delivery):
+                    number = self._poisson.begin_pass()  # steps were made in another pass meanwhile
+                    break
+        self.log.between_passes(number)
+
+    def _hand_out(self, batch: Any, delivery: Delivery, rows: Tensor | None) -> None:
+        self.log.deliver(delivery)
+        if self._watch is not None:
+            self._watch.hand_out(batch, delivery, rows)
+
+    def _draws(self, number: int, count: int) -> Iterator[tuple[Any, Tensor, Delivery]]:
+        self._poisson.numbers = range(number, number + count)
+        deliveries: deque[tuple[Tensor, Delivery]] | None = None
+        for batch in self._from_memory() if self._in_memory else super().__iter__():
             deliveries = self._poisson.deliveries if deliveries is None else deliveries
-            self.log.deliver(deliveries.popleft())
-            yield batch
-        self.log.end_pass()
+            yield batch, *deliveries.popleft()
+
+    def _batches_of(self) -> Callable[[Tensor], Any]:
+        """What makes batches of examples, each of which is read once."""
+        if self._in_memory:
+            return self._whole
+        read = Read(self.dataset)
+        return lambda at: self.collate_fn(read(at.tolist()))
 
     @property
     def _poisson(self) -> PoissonSampler:
@@ -120,42 +186,26 @@ class PoissonLoader(DataLoader[Any]):
         whole = type(self.dataset) is TensorDataset or WHOLE_BATCHES in vars(type(self.dataset))
         return whole and standard and self.num_workers == 0 and not self.pin_memory
 
-    def _from_memory(self) -> Iterator[list[Tensor]]:
-        """Whole batches by indexing: what the general path gives, without touching examples one by one."""
+    def _from_memory(self) -> Iterator[Any]:
         for indices in self._poisson:
-            at = torch.tensor(indices, dtype=torch.long)
-            if type(self.dataset) is TensorDataset:
-                yield [tensor[at] for tensor in self.dataset.tensors]
-            else:
-                yield getattr(self.dataset, WHOLE_BATCHES)(at)
+            yield self._whole(torch.tensor(indices or [0], dtype=torch.long))
+
+    def _whole(self, at: Tensor) -> Any:
+        """A batch by indexing: what the general path gives, without touching examples one by one."""
+        if type(self.dataset) is TensorDataset:
+            return [tensor[at] for tensor in self.dataset.tensors]
+        return getattr(self.dataset, WHOLE_BATCHES)(at)
 
 
 @dataclass
 class CollateWithEmpty:
-    """The user's collate function, and tensors of length 0 for an empty batch."""
+    """The user's collate function, and the first example in the place of an empty batch."""
 
     collate: Callable[[list[Any]], Any]
     dataset: Dataset[Any]
-    _template: Any = field(default=None, repr=False)
 
     def __call__(self, examples: list[Any]) -> Any:
-        if examples:
-            return self.collate(examples)
-        if self._template is None:
-            self._template = _emptied(self.collate([self.dataset[0]]))
-        return self._template
-
-
-def _emptied(batch: Any) -> Any:
-    """The same structure without examples: nothing of the one it was made from remains but shapes."""
-    if isinstance(batch, Tensor):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return {key: _emptied(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        columns = [_emptied(part) for part in batch if isinstance(part, Tensor | Mapping | tuple | list)]
-        return columns if len(columns) == len(batch) else []
-    return None
+        return self.collate(examples or [self.dataset[0]])
 
 
 def sample_rate_of(loader: DataLoader[Any]) -> tuple[float, int]:
@@ -165,6 +215,7 @@ def sample_rate_of(loader: DataLoader[Any]) -> tuple[float, int]:
             "the data loader reads an IterableDataset, whose examples cannot be drawn independently. "
             "Use a dataset with __len__ and __getitem__."
         )
+    refuse_repeated(loader.dataset)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if size == 0:

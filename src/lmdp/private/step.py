@@ -1,7 +1,7 @@
 """The private step: the one place where private gradients become values that may leave.
 
     absorb   per-example norms [B, L] → scales [B, L] → weighted sums, added up over the parts of a batch
-    release  (w_l · sum + noise) / expected batch size → `.grad`
+    release  (w_l · sum + noise, on the grid) / expected batch size → `.grad`
 
 Guarantee. What `release` writes, and what it tells the source of the weights, depends on an example only through
 sums that the example moves by at most the mechanism's sensitivity (the gradient) and by at most 1 (the statistic),
@@ -15,7 +15,7 @@ Assumes bounded contributions (`clipping.py`), weights fixed before the batch wa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class PrivateStep:
                     "as zero and receive noise only."
                 )
             measured = measure(gradients, self.capture, mean_loss=self.options.mean_loss)
-            scales = self.clipping.scales(measured.norms)
+            measured, scales = measured.scaled(self.clipping)
             wanted = [scales, torch.ones_like(scales)] if self._keep_raw else [scales]
             for total, more in zip((self._sums.clipped, self._sums.raw), measured.sums(*wanted)):
                 for name, value in more.items():
@@ -126,22 +126,24 @@ class PrivateStep:
     def release(self, number: int) -> None:
         """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1.
 
-        Sum, noise, then divide. Computed as noise / size + sum · (w / size), which spares a pass over the parameters.
+        Sum, noise, round to the public grid, then divide.
         """
         with full_precision(self.capture.device):
             sums, self._sums = self._sums, self._fresh()
-            mechanism, size, index = self.mechanism, self.mechanism.expected_batch_size, self.capture.layers.index
+            mechanism, index, parameters = self.mechanism, self.capture.layers.index, self.capture.parameters
             w = self.source.weights(lambda: self._view(sums))  # [L]
-            layer_weights, parameters = w.tolist(), self.capture.parameters
-            noise = self.randomness.noise(number)
-            gradient_noise = noise.like(list(parameters.values()), mechanism.gradient_std / size)
-            released = dict(zip(parameters, gradient_noise))
-            for name, total in sums.clipped.items():
-                released[name].add_(total, alpha=layer_weights[index[name]] / size)
-            for name, gradient in released.items():
-                parameters[name].grad = gradient
+            layer_weights, noise = w.tolist(), self.randomness.noise(number)
+            gradients = noise.added(
+                list(parameters.values()),
+                [sums.clipped[name] if name in sums.clipped else torch.zeros_like(p) for name, p in parameters.items()],
+                [layer_weights[index[name]] for name in parameters],
+                mechanism.gradient_grid,
+                mechanism.expected_batch_size,
+            )
+            for parameter, gradient in zip(parameters.values(), gradients):
+                parameter.grad = gradient
             if mechanism.statistic_share:
-                statistic = sums.shares + noise.like([sums.shares], mechanism.statistic_std)[0]
+                (statistic,) = noise.added([sums.shares], [sums.shares], [1.0], mechanism.statistic_grid)
                 self.source.observe(self.options.observer.statistic(statistic))
             if self.options.diagnostics is not None:
                 self.options.diagnostics.add(self._record(sums, w))
@@ -180,6 +182,14 @@ class Measured:
     norms: Tensor
     factor: float
     nonfinite: int
+
+    def scaled(self, clipping: Clipping) -> tuple[Measured, Tensor]:
+        """Scales [B, L], and what is left where they leave the normal range."""
+        scales, bad = clipping.fitting(self.norms, self.factor, self.capture.dtype)
+        if not (dropped := int(bad.sum())):
+            return self, scales
+        gradients, norms = self.gradients.without(bad), self.norms.masked_fill(bad[:, None], 0.0)
+        return replace(self, gradients=gradients, norms=norms, nonfinite=self.nonfinite + dropped), scales
 
     def sums(self, *scales: Tensor) -> list[dict[str, Tensor]]:
         """One for each of the `scales` [B, L]."""

@@ -238,6 +238,14 @@ class Batch(Fixed):
         return self._weights
 
 
+def refutation(source: LayerWeights) -> str:
+    """Why these weights are not private; "" if they are."""
+    record = SOURCES.get(source.name)
+    return (record.refuted if record else "") or (
+        "the layer weights read the private batch" if source.reads_batch else ""
+    )
+
+
 def source_for(
     name: str, method: Method, rates: Sequence[float], emphasis: float, probe: Probe, every: int, share: float
 ) -> LayerWeights:

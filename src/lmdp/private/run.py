@@ -1,0 +1,181 @@
+"""One private training as it stands: its parts, its account, and what is known of every assumption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmdp.accounting import Ledger, Mechanism, check_delta
+from lmdp.gradients import Capture
+from lmdp.gradients.attach import REGISTRY
+from lmdp.guards import HOLDS, NOT_ESTABLISHED, Verdict, Watch
+from lmdp.guards.content import digest_of
+from lmdp.guards.delivery import SKIPPED, DeliveryLog
+from lmdp.guards.words import OTHER_WEIGHTS
+from lmdp.lineage import Lineage, Noted, note_all_but
+from lmdp.private.noise import PROMISE
+from lmdp.private.optimizer import PrivateOptimizer
+from lmdp.private.step import PrivateStep
+from lmdp.statement import PrivacyStatement
+
+
+@dataclass(eq=False)
+class Run:
+    """One private training: its parts, and what is known of it besides what they count themselves."""
+
+    capture: Capture
+    step: PrivateStep
+    optimizer: PrivateOptimizer
+    ledger: Ledger
+    log: DeliveryLog | None
+    watch: Watch
+    dataset_size: int
+    lineage: Lineage | None
+    allow_large_delta: bool
+
+    def __post_init__(self) -> None:
+        self._noted, self._continues = Noted(self.ledger, self.capture.parameters, self.lineage is None), ""
+        self._noted.follow(self)
+        self.watch.at_begin = self._begin
+        earlier = sum(ledger.steps for ledger in REGISTRY.notes.setdefault(self.capture.model, []))
+        if earlier:
+            self.watch.judgement.violated(
+                "account",
+                f"this model made {earlier} private steps before, under another engine, which this statement does not "
+                "count",
+            )
+        REGISTRY.notes[self.capture.model].append(self.ledger)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.ledger.mechanism
+
+    def open_lineage(self) -> Lineage:
+        """What the weights have cost that training begins with."""
+        if self.lineage is None:
+            note_all_but(self)
+            model = self.capture.model
+            self.lineage = Lineage(dict([*model.named_parameters(), *model.named_buffers()]))
+        self._noted.lineage = self.lineage
+        return self.lineage
+
+    def _begin(self) -> None:
+        """Whatever was asked before the first step, what counts is what it begins with."""
+        if self.ledger.steps:
+            self.look_for_later_steps()
+            if self._continues not in ("", digest_of(self.capture.parameters)):
+                self.watch.judgement.doubted("account", OTHER_WEIGHTS)
+            return
+        if self._noted.records:
+            self.lineage = None
+        self.open_lineage()
+        if any(float(kept.get("step", 1)) for kept in self.optimizer.optimizer.state.values() if kept):
+            self.watch.judgement.doubted("content", "the optimizer brought state along, of steps that nobody knows")
+
+    def look_for_later_steps(self) -> None:
+        """Weights that this run released after more steps than its state knows of."""
+        steps = self.open_lineage().steps_of(self.capture.parameters)
+        if steps > self.ledger.steps:
+            self.watch.judgement.violated(
+                "account",
+                f"the weights were released after {steps} steps of this run, and its state is of an earlier one",
+            )
+
+    def epsilon(self, delta: float) -> float:
+        return self.open_lineage().epsilon(self.mechanism, self.ledger.steps, delta)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must have in common with the run that goes on from it."""
+        mechanism = self.mechanism
+        return {
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sample_rate": mechanism.sample_rate,
+            "dataset_size": self.dataset_size,
+            "clip_norm": mechanism.clip_norm,
+            "method": mechanism.method,
+            "weight_source": mechanism.weight_source,
+            "layers": list(self.capture.layers.names),
+            "accountant": mechanism.accountant,
+        }
+
+    def statement(self, delta: float) -> PrivacyStatement:
+        """As of now. What is stated may be released, so the weights are noted with what they cost."""
+        large = check_delta(delta, self.dataset_size, allowed=self.allow_large_delta)
+        if large:
+            self.watch.judgement.doubted("account", large)
+        statement = PrivacyStatement.of(
+            self.mechanism,
+            steps=self.ledger.steps,
+            epsilon=self.epsilon(delta),
+            delta=delta,
+            sampling="not Poisson (fixed batches)" if self.log is None else "Poisson",
+            noise_source=self.step.randomness.source,
+            verdicts=self.verdicts(),
+        )
+        self.record(certified=statement.certified)
+        return statement
+
+    def record(self, *, certified: bool | None = None) -> None:
+        """Note the weights with what they cost, for trainings that go on from them. None: as certified as they are."""
+        if self._noted.is_due:
+            if certified is None:
+                certified = all(verdict.holds for verdict in self.verdicts().values())
+            self.open_lineage()
+            self._noted.record(certified=certified)
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on from this one must know of it."""
+        self.record()
+        return {
+            "identity": self.identity,
+            "steps": self.ledger.steps,
+            "source": self.step.source.state(),
+            "said": self.watch.judgement.state(),
+            "open": self.watch.open_state(),
+            **self.open_lineage().state(),
+            "parameters": digest_of(self.capture.parameters),
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """From what another run of the same identity has left."""
+        self.ledger.steps = int(state["steps"])
+        for reason in state.get("reasons", ()):  # of an earlier version
+            self.watch.judgement.violated("account", str(reason))
+        self.watch.judgement.inherit(state.get("said", {}))
+        self.watch.inherit(state.get("open", {}))
+        self.watch.content.restart()
+        self.open_lineage().go_on(state)
+        self.look_for_later_steps()
+        self.step.source.restore(dict(state.get("source", {})))
+        self._continues = str(state.get("parameters", ""))
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Of every assumption, as of now."""
+        guards = self.watch.verdicts()
+        return self.watch.judgement.verdicts(
+            {
+                **guards,
+                "sampling": self._sampling(guards["sampling"]),
+                "numbers": Verdict(HOLDS, PROMISE),
+                "weights": Verdict(HOLDS, f"they come from {self.mechanism.weight_source!r}, before the batch is seen"),
+                "account": self._account(),
+            }
+        )
+
+    def _account(self) -> Verdict:
+        lineage = self.open_lineage()
+        if lineage.doubts:
+            return Verdict(NOT_ESTABLISHED, "; ".join(lineage.doubts))
+        begun = lineage.said or ("no private training that is known here released the weights it began with",)
+        return Verdict(HOLDS, "; ".join([*begun, "the number of examples counts as public"]))
+
+    def _sampling(self, as_handed_out: Verdict) -> Verdict:
+        """That what was drawn was stepped; `as_handed_out`: and that it was what the model saw."""
+        judgement = self.watch.judgement
+        if self.optimizer.foreign_steps:
+            judgement.violated("sampling", "steps used batches that did not come from the data loader of make_private")
+        if self.log is not None and self.log.skipped:
+            judgement.violated("sampling", SKIPPED)
+        return as_handed_out
