@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmdp.accounting import ACCOUNTANTS, Ledger, Mechanism, calibrate_noise, epsilon_spent
+from lmdp.accounting import (
+    ACCOUNTANTS,
+    Ledger,
+    Mechanism,
+    calibrate_noise,
+    check_delta,
+    composed_epsilon,
+    epsilon_spent,
+)
+from lmdp.guards import ASSUMPTIONS, HOLDS, VIOLATED, Verdict
 from lmdp.private import PrivacyStatement
 
 GRID = [
@@ -154,11 +163,12 @@ def statement(**changes: object) -> PrivacyStatement:
 
 
 def test_a_statement_is_certified_exactly_when_there_is_no_reason_against_it() -> None:
-    assert statement().certified
-    doubtful = statement(reasons=("the seed is fixed",))
+    all_hold = dict.fromkeys(ASSUMPTIONS, Verdict(HOLDS, "seen"))
+    assert statement(verdicts=all_hold).certified
+    doubtful = statement(verdicts=all_hold | {"numbers": Verdict(VIOLATED, "the seed is fixed")})
     assert not doubtful.certified
     assert "claimed, NOT certified" in str(doubtful)
-    assert "because the seed is fixed" in str(doubtful)
+    assert ": the seed is fixed" in str(doubtful)
 
 
 def test_a_statement_is_json_with_the_fields_of_privacy_json() -> None:
@@ -166,3 +176,34 @@ def test_a_statement_is_json_with_the_fields_of_privacy_json() -> None:
     assert fields["epsilon"] == "inf"
     promised = "epsilon delta accountant neighbouring_relation sampling noise_multiplier sample_rate steps clip_norm"
     assert set(promised.split()) | {"method", "weight_source", "certified", "reasons", "not_covered"} <= set(fields)
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_trainings_one_after_the_other_cost_more_than_each_and_no_more_than_their_sum(accountant: str) -> None:
+    settings = {"delta": 1e-5, "accountant": accountant}
+    parts = [(1.0, 0.02, 200), (2.0, 0.05, 300)]
+    alone = [epsilon_spent(sigma, rate, steps=steps, **settings) for sigma, rate, steps in parts]  # type: ignore[arg-type]
+    both = composed_epsilon(parts, **settings)  # type: ignore[arg-type]
+    assert max(alone) < both <= sum(alone)
+    assert both == pytest.approx(composed_epsilon(parts[::-1], **settings), rel=1e-6)  # type: ignore[arg-type]
+    assert composed_epsilon(parts[:1], **settings) == pytest.approx(alone[0])  # type: ignore[arg-type]
+    assert composed_epsilon([*parts, (3.0, 0.1, 0)], **settings) == pytest.approx(both)  # type: ignore[arg-type]
+
+
+def test_a_training_in_two_halves_costs_what_it_costs_whole() -> None:
+    whole = epsilon_spent(1.2, 0.01, steps=1000, delta=1e-5)
+    assert composed_epsilon([(1.2, 0.01, 400), (1.2, 0.01, 600)], delta=1e-5) == pytest.approx(whole)
+    assert composed_epsilon([(1.2, 0.01, 400), (0.0, 0.01, 1)], delta=1e-5) == math.inf
+    assert composed_epsilon([], delta=1e-5) == 0
+    with pytest.raises(ValueError, match="delta is 0"):
+        composed_epsilon([], delta=0)
+
+
+def test_a_delta_that_allows_to_publish_somebody_whole_is_refused_or_told_of() -> None:
+    assert check_delta(1e-5, 99_999) == ""
+    for delta, size in ((0.5, 1202), (1 / 1000, 1000), (1e-5, 100_000)):
+        with pytest.raises(ValueError, match=rf"delta is {delta:g}, not below 1 / {size} examples"):
+            check_delta(delta, size)
+        assert "allow_large_delta" in check_delta(delta, size, allowed=True)
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        check_delta(1.0, 1, allowed=True)

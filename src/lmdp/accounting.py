@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +55,23 @@ MOST_STEPS = 10**12
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Where a sum with noise of deviation `std` is rounded to: multiples of `step`, a power of two.
+
+    It follows from public numbers only, so that rounding to it tells nothing of data.
+    """
+
+    std: float
+    step: float
+
+    @classmethod
+    def of(cls, std: float, largest: float = 0.0) -> Grid:
+        """2^18 to 2^19 steps in a deviation; fewer only where a sum as large as `largest` would have over 2^41."""
+        finest = max(math.ldexp(std, -18), math.ldexp(largest, -40), 2.0**-1000)
+        return cls(std, math.ldexp(0.5, math.frexp(finest)[1]))
+
+
+@dataclass(frozen=True)
 class Mechanism:
     """One step of a training as everybody sees it: what is added up, how far one example moves it, how it is noised.
 
@@ -90,6 +107,15 @@ class Mechanism:
         """σ_v, of the noise on the statistic; 0 where there is none."""
         return self.noise_multiplier / math.sqrt(self.statistic_share) if self.statistic_share else 0.0
 
+    @property
+    def gradient_grid(self) -> Grid:
+        """Of the sum, before it is divided by the expected batch size."""
+        return Grid.of(self.gradient_std, self.sensitivity * self.expected_batch_size)
+
+    @property
+    def statistic_grid(self) -> Grid:
+        return Grid.of(self.statistic_std, self.expected_batch_size)
+
     def event(self, steps: int = 1) -> Any:
         """`steps` steps as a `DpEvent` of dp-accounting, which can be composed with others."""
         return _event(self.noise_multiplier, self.sample_rate, steps)
@@ -117,6 +143,28 @@ def epsilon_spent(
     with _quiet():
         book.compose(_event(noise_multiplier, sample_rate, steps))
         return float(book.get_epsilon(delta))
+
+
+def composed_epsilon(trainings: Sequence[tuple[float, float, int]], *, delta: float, accountant: str = "rdp") -> float:
+    """The epsilon of several trainings on the same data together, each (noise multiplier, sample rate, steps).
+
+    One may have gone on from what another released, and been chosen by it: composition is adaptive.
+    """
+    return _composed(tuple(trainings), delta, accountant)
+
+
+@lru_cache(1024)
+def _composed(trainings: tuple[tuple[float, float, int], ...], delta: float, accountant: str) -> float:
+    _check_delta(delta)
+    book = accountant_named(accountant).make()
+    with _quiet():
+        for noise_multiplier, sample_rate, steps in trainings:
+            alone = epsilon_spent(noise_multiplier, sample_rate, steps=steps, delta=delta, accountant=accountant)
+            if math.isinf(alone):
+                return math.inf
+            if steps:
+                book.compose(_event(noise_multiplier, sample_rate, steps))
+        return float(book.get_epsilon(delta)) if any(steps for _, _, steps in trainings) else 0.0
 
 
 @lru_cache(1024)
@@ -189,6 +237,22 @@ class Ledger:
 
     def epsilon(self, delta: float) -> float:
         return self.mechanism.epsilon(self.steps, delta)
+
+
+def check_delta(delta: float, size: int, *, allowed: bool = False) -> str:
+    """Refuse a delta of 1 / `size` or more, unless it is allowed; what there is to say of it then, "" if nothing.
+
+    Publishing one example of `size`, drawn at random, whole and without any noise, is (0, 1 / size)-private.
+    """
+    _check_delta(delta)
+    if delta * size < 1:
+        return ""
+    told = f"delta is {delta:g}, not below 1 / {size} examples: such a promise allows to publish somebody's data whole"
+    if not allowed:
+        raise ValueError(
+            f"{told}. Choose a delta below {1 / size:.3g}; only to compare with others, set allow_large_delta."
+        )
+    return f"{told} (allowed by allow_large_delta)"
 
 
 def _check_step(noise_multiplier: float, sample_rate: float) -> None:

@@ -1,0 +1,184 @@
+"""Released weights → what was spent for them: an index on this machine.
+
+It is in the user's data folder, or where $LMDP_LINEAGE says; LMDP_LINEAGE=0 switches it off, and then no account can
+be known to be complete (`blind`). It holds digests of released weights and a key, and no data: one line for every
+release, written under a lock. Damaged lines are passed over; what the others say still counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmdp.data.records import encoded
+from lmdp.lineage.spending import Spending, spendings, together
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SWITCH = "LMDP_LINEAGE"
+OFF = ("0", "off")
+LEAST_VALUES = 4
+"""Distinct values that a tensor must have to be recognised: fresh biases and norm weights are all zeros or ones."""
+MOST_LOOKED_AT = 4096
+"""Values of a tensor among which they are looked for, spread over it."""
+
+
+def earlier(parameters: Mapping[str, Tensor]) -> tuple[Spending, ...]:
+    """What was spent for these weights, each training once; nothing where none of them was ever released."""
+    sought = set(digests(parameters))
+    path = _index()
+    if path is None or not sought:
+        return ()
+    spent: list[Spending] = []
+    for line in _lines(path):
+        entry = _entry(line) if any(digest in line for digest in sought) else None  # few of thousands are of use
+        if entry is not None and not sought.isdisjoint(entry[0]):
+            spent += entry[1]
+    return together(spent)
+
+
+def record(parameters: Mapping[str, Tensor], spent: Sequence[Spending]) -> None:
+    """Remember that these weights were released. What cannot be written is warned of: the training itself is sound."""
+    append(set(digests(parameters, casts=True)), spent)
+
+
+def append(tensors: Collection[str], spent: Sequence[Spending]) -> None:
+    """One line, for the digests of what is released."""
+    path = _index()
+    if path is None or not tensors or not any(one.steps for one in spent):
+        return
+    line = json.dumps({"tensors": sorted(tensors), "spent": encoded(tuple(spent))}, allow_nan=False)
+    try:
+        with _locked(path), path.open("a+b") as file:
+            broken_off = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n"
+            file.write((b"\n" if broken_off else b"") + line.encode() + b"\n")
+    except OSError as error:
+        warnings.warn(
+            f"{path} could not be written ({error.strerror or error}): a training that goes on from these weights will "
+            f"not be seen to. Set {SWITCH} to a folder that can be.",
+            stacklevel=3,
+        )
+
+
+def digests(parameters: Mapping[str, Tensor], *, casts: bool = False) -> Iterator[str]:
+    """Of the values of those tensors that cannot be an initialisation by accident; with `casts`, of halved ones too.
+
+    Names do not count, nor does the type that holds the values: neither renaming nor conversion hides anything.
+    """
+    import torch
+
+    for tensor in parameters.values():
+        flat = tensor.detach().cpu().reshape(-1)
+        looked_at = flat[:: 1 + len(flat) // MOST_LOOKED_AT]
+        if not flat.is_floating_point() or len(torch.unique(looked_at)) < LEAST_VALUES:
+            continue
+        for cast in (flat, flat.bfloat16(), flat.half()) if casts else (flat,):
+            raw = cast.float().view(torch.uint8).numpy().tobytes()
+            yield hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+def blind() -> str:
+    """Why earlier spending would go unnoticed; "" if it would not."""
+    path = _index()
+    if path is None:
+        return f"the index of released weights is switched off ({SWITCH}): earlier private trainings go unnoticed"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("a+b"):
+            return ""
+    except OSError as error:
+        return f"the index of released weights, {path}, cannot be used ({error.strerror or error}): set {SWITCH}"
+
+
+def dataset_digest(dataset: Any) -> str:
+    """Of the data as a set, under this machine's key: published, it tells nothing to who has not the key.
+
+    Without a key, anybody who has all of the data but one example could try that example. "" where there is no index,
+    and for datasets that are neither tensors nor images in memory: reading them may take hours, or differ each time.
+    """
+    key = _key()
+    contents = _contents(dataset)
+    if key is None or contents is None:
+        return ""
+    parts = sorted(hashlib.blake2b(content, digest_size=16, key=key).digest() for content in contents)
+    return hashlib.blake2b(b"".join(parts), digest_size=16, key=key).hexdigest()
+
+
+def _contents(dataset: Any) -> Iterator[bytes] | None:
+    from torch.utils.data import TensorDataset
+
+    if isinstance(dataset, TensorDataset):
+        rows = zip(*(tensor.detach().cpu() for tensor in dataset.tensors), strict=True)
+        return (b"".join(part.contiguous().numpy().tobytes() for part in row) for row in rows)
+    contents = getattr(dataset, "contents", None)
+    return contents() if callable(contents) else None
+
+
+def _index() -> Path | None:
+    """The file, one line for every release; None if there is to be none."""
+    chosen = os.environ.get(SWITCH)
+    if chosen in OFF:
+        return None
+    if chosen:
+        return Path(chosen).expanduser() / "released.jsonl"
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("lmdp")) / "released.jsonl"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file
+    except OSError:
+        return
+
+
+def _entry(line: str) -> tuple[list[str], tuple[Spending, ...]] | None:
+    """None for a line that is damaged: what others say still counts."""
+    try:
+        content: Any = json.loads(line)
+        tensors = content["tensors"]
+        spent = spendings(content["spent"], "the index")
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return ([str(digest) for digest in tensors], spent) if isinstance(tensors, list) else None
+
+
+def _key() -> bytes | None:
+    """Made once, kept beside the index and never published; None if there is none to be had."""
+    index = _index()
+    if index is None or blind():
+        return None
+    path = index.with_name("key")
+    try:
+        with _locked(path):
+            if not path.exists() or path.stat().st_size != 32:
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                    file.write(secrets.token_bytes(32))
+            return path.read_bytes()
+    except OSError:
+        return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time. Where a file system has no locks, an append of one line is as good as whole."""
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    with suppress(OSError, NotImplementedError):
+        lock.acquire(timeout=60)
+    try:
+        yield
+    finally:
+        lock.release()

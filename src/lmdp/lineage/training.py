@@ -1,0 +1,96 @@
+"""What the model of one training has behind it, and what the training adds."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmdp.accounting import Mechanism
+from lmdp.data.records import encoded
+from lmdp.lineage.index import append, blind, digests, earlier
+from lmdp.lineage.spending import Spending, epsilon_of, spendings, together
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Lineage:
+    """What the model of one training has behind it, and what the training adds.
+
+    Made before the first step, from everything that is saved with the model: frozen weights cost what they cost too.
+    `run` names a training that is continued; its steps so far are then no earlier ones. `inherited` is what such a
+    training knew of when it began.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], *, run: str = "", dataset: str = "", inherited: Sequence[Spending] = ()
+    ) -> None:
+        self.run, self.dataset = run or secrets.token_hex(16), dataset
+        before = [one for one in together([*inherited, *earlier(parameters)]) if one.run != self.run]
+        self.earlier = tuple(one for one in before if one.noise_multiplier or not self._differs(one))
+        self.open = tuple(one for one in before if one not in self.earlier)
+        self._fresh = set() if before else set(digests(parameters, casts=True))
+
+    def _differs(self, one: Spending) -> bool:
+        return bool(one.dataset and self.dataset) and one.dataset != self.dataset
+
+    def state(self) -> dict[str, Any]:
+        """For a saved run: its name, and what it had behind it."""
+        return {"run": self.run, "earlier": encoded(self.earlier)}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """This is the training of that state, continued: its steps so far are no earlier ones."""
+        self.run = str(state.get("run", "")) or self.run
+        behind = spendings(state.get("earlier", []), "the saved state")
+        self.earlier = tuple(one for one in together([*behind, *self.earlier]) if one.run != self.run)
+
+    def steps_of(self, parameters: Mapping[str, Tensor]) -> int:
+        """How many steps of this training are known to have been made for these weights."""
+        return max((one.steps for one in earlier(parameters) if one.run == self.run), default=0)
+
+    def spent(
+        self, noise_multiplier: float, sample_rate: float, steps: int, *, certified: bool = True
+    ) -> tuple[Spending, ...]:
+        """By the earlier trainings and by this one, so far."""
+        now = Spending(self.run, noise_multiplier, sample_rate, steps, self.dataset, certified)
+        return together([*self.earlier, now])
+
+    def epsilon(self, mechanism: Mechanism, steps: int, delta: float) -> float:
+        """Of all of it; of this training alone, where it began with fresh weights."""
+        if not self.earlier:
+            return mechanism.epsilon(steps, delta)
+        spent = self.spent(mechanism.noise_multiplier, mechanism.sample_rate, steps)
+        return epsilon_of(spent, delta=delta, accountant=mechanism.accountant)
+
+    def record(self, parameters: Mapping[str, Tensor], spent: Sequence[Spending]) -> None:
+        """Remember what is being released, but for what is as it was before the training: that is public."""
+        append(set(digests(parameters, casts=True)) - self._fresh, spent)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the account may be incomplete."""
+        unsound = [one for one in self.earlier if not one.certified]
+        told = (
+            f"the model began with weights of an earlier training that is not certified ({len(unsound)} of "
+            f"{len(self.earlier)})"
+        )
+        bare = any(not one.noise_multiplier for one in self.earlier)
+        shown = "the model began with weights that were trained on this data without any noise" if bare else ""
+        return tuple(filter(None, [blind(), told if unsound else "", shown]))
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What a statement says of the earlier trainings."""
+        said = []
+        if self.earlier:
+            steps = sum(one.steps for one in self.earlier)
+            same = all(one.dataset and one.dataset == self.dataset for one in self.earlier)
+            which = "the same data" if same else "data that may have people in common with this"
+            said.append(
+                f"the model began with weights that earlier trainings released ({len(self.earlier)}, of {steps} steps, "
+                f"on {which}): epsilon is that of all of them together"
+            )
+        if self.open:
+            said.append("the model began with weights that were trained on other data without privacy: they are public")
+        return tuple(said)
