@@ -27,16 +27,62 @@ def identities(pixels: torch.Tensor) -> set[bytes]:
     return {image.numpy().tobytes() for image in pixels}
 
 
-def test_a_fixed_fifth_of_every_class_is_held_out(tmp_path: Path) -> None:
-    spec = class_folders(tmp_path, {"cat": 10, "ant": 15, "bee": 4})
+def test_about_a_fifth_is_held_out_always_the_same(tmp_path: Path) -> None:
+    spec = class_folders(tmp_path, {"cat": 40, "ant": 60, "bee": 4})
     source, again = load(spec), load(spec)
     assert source.classes == ("ant", "bee", "cat")
-    assert source.train.labels.bincount().tolist() == [12, 4, 8]
-    assert source.test.labels.bincount().tolist() == [3, 0, 2]
+    assert 8 <= len(source.test) <= 34  # binomial(104, 1/5): within 3.2 deviations
     assert torch.equal(source.train.pixels, again.train.pixels)
     everything = identities(source.train.pixels) | identities(source.test.pixels)
-    assert len(everything) == 29
+    assert len(everything) == 104
     assert source.train.shape == (1, 6, 5)
+
+
+@pytest.mark.parametrize("options", ["", "?half=1", "?half=2", "?limit=30", "?half=1&limit=10"])
+def test_removing_one_image_moves_one_image(tmp_path: Path, options: str) -> None:
+    spec = class_folders(tmp_path, {"a": 30, "b": 30}) + options
+    before = load(spec)
+    for path in sorted(tmp_path.rglob("*.png"))[::7]:
+        raw = path.read_bytes()
+        path.unlink()
+        after = load(spec)
+        for one, other in ((before.train, after.train), (before.test, after.test)):
+            old, new = identities(one.pixels), identities(other.pixels)
+            assert len(old - new) <= 1
+            assert len(new - old) <= ("limit" in options and len(old - new))
+        path.write_bytes(raw)
+
+
+def test_classes_are_declared_by_a_list_and_keep_their_numbers_when_one_is_empty(tmp_path: Path) -> None:
+    spec = class_folders(tmp_path, {"a": 12, "b": 1, "c": 12})
+    assert [fact.fact for fact in load(spec).inferred] == ["there are these 3 classes", "images are grey"]
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    assert load(spec, channels=1).inferred == ()
+    (tmp_path / "b" / "000.png").unlink()
+    source = load(spec, channels=1)
+    assert source.classes == ("a", "b", "c")
+    assert set(source.train.labels.tolist()) == {0, 2}
+    (tmp_path / "classes.txt").unlink()
+    (tmp_path / "b").rmdir()
+    assert load(spec, classes=("a", "b", "c"), channels=1).classes == source.classes
+    with pytest.raises(ValueError, match="has 2 classes; classes declares 3"):
+        load(spec, classes=3)
+    assert load(spec, classes=2, channels=1).inferred == ()
+
+
+def test_which_classes_are_the_largest_is_read_off_the_images(tmp_path: Path) -> None:
+    spec = class_folders(tmp_path, {"a": 5, "b": 7, "c": 6})
+    (fact,) = load(f"{spec}?classes=2", channels=1, classes=2).inferred
+    assert 'add classes = "b,c"' in str(fact)
+    assert load(spec, channels=1, classes=("b", "c")).inferred == ()
+
+
+@pytest.mark.parametrize("text", ["", "a\na\n", "\ufeff\udcff"])
+def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    spec = class_folders(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "classes.txt").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"classes\.txt"):
+        load(spec)
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
@@ -71,9 +117,11 @@ def test_images_of_all_kinds_become_bytes_of_one_size(tmp_path: Path) -> None:
 
 def test_a_limit_takes_a_fixed_random_part(tmp_path: Path) -> None:
     spec = class_folders(tmp_path, {"a": 20, "b": 20})
-    few = load(f"{spec}?limit=10")
-    assert (len(few.train), len(few.test)) == (10, 8)
-    assert torch.equal(few.train.pixels, load(spec).train.take_random(10).pixels)
+    few, whole = load(f"{spec}?limit=10"), load(spec)
+    assert len(few.train) == 10
+    assert identities(few.train.pixels) < identities(whole.train.pixels)
+    assert torch.equal(few.test.pixels, whole.test.pixels)
+    assert torch.equal(few.train.pixels, load(f"{spec}?limit=10").train.pixels)
 
 
 def test_the_largest_classes_are_chosen_and_ties_go_by_name(tmp_path: Path) -> None:

@@ -37,7 +37,10 @@ def test_columns_are_found_by_their_types(tmp_path: Path) -> None:
     assert len(source.test) == 3
     assert source.classes == ("a", "b", "c")
     limited = load(f"hf:{tmp_path / 'set'}?limit=4&size=3&channels=1", cache=tmp_path / "cache")
-    assert torch.equal(limited.train.labels, source.train.take_random(4).labels)
+    assert len(limited.train) == 4
+    assert torch.equal(
+        load(f"hf:{tmp_path / 'set'}?limit=7", cache=tmp_path / "cache").train.pixels, source.train.pixels
+    )
     assert limited.train.shape == limited.test.shape == (1, 3, 3)
     by_id = load(f"hf:{tmp_path / 'set'}?label=id&limit=2", cache=tmp_path / "cache")
     assert by_id.classes == tuple("0123456")
@@ -49,6 +52,8 @@ def test_a_folder_of_images_and_no_test_part(tmp_path: Path) -> None:
             save(tmp_path / "images" / "train" / name / f"{i}.png", random_images(5, 5, seed=i))
     source = load(f"hf:{tmp_path / 'images'}", cache=tmp_path / "cache")
     assert source.classes == ("cat", "dog")
+    assert [fact.fact for fact in source.inferred] == ["there are these 2 classes", "images are grey"]
+    assert load(f"hf:{tmp_path / 'images'}", classes=2, channels=1, cache=tmp_path / "cache").inferred == ()
     assert source.test is None
     assert source.train.shape == (1, 5, 5)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lmdp.data import Images, Source, load
-from lmdp.data.splits import shuffled, split, split_per_class
+from lmdp.data.splits import at_most, halves, hold_out, places, shuffled, split, split_per_class
 from lmdp.private.noise import Seeded
 from lmdp.private.sampling import poisson_loader
 from tests.data.files import random_images
@@ -50,7 +52,7 @@ def test_images_can_be_poisson_sampled_empty_batches_included() -> None:
         for x, y in loader:
             assert x.shape[1:] == (3, 5, 4)
             assert len(x) == len(y)
-            sizes.add(len(x))
+            sizes.add(loader.log.mark_used().size)
     assert 0 in sizes
 
 
@@ -76,7 +78,43 @@ def test_the_order_of_shuffling_is_pinned() -> None:
     assert torch.equal(shuffled(1000).sort().values, torch.arange(1000))
 
 
-def test_splits_are_disjoint_and_complete() -> None:
+@given(st.lists(st.binary(max_size=3), max_size=60, unique=True), st.data())
+@settings(max_examples=60, deadline=None)
+def test_each_example_has_its_place_from_its_own_content(contents: list[bytes], data: st.DataObject) -> None:
+    """Whatever is removed, and however the rest is ordered, nobody else moves; a limit lets one other in."""
+    labels = [0] * len(contents)
+    rest = data.draw(st.permutations(contents))[1:]
+    for part in (hold_out, halves):
+        for one, other in zip(part(contents, labels, "content"), part(rest, labels[1:], "content"), strict=True):
+            assert {rest[i] for i in other} == {contents[i] for i in one} & set(rest)
+    for limit in (1, 5, 30):
+        one = {contents[i] for i in at_most(limit, contents, len(contents), "content")}
+        other = {rest[i] for i in at_most(limit, rest, len(rest), "content")}
+        assert len(one) == min(limit, len(contents))
+        assert one & set(rest) <= other
+        assert len(other - one) <= len(one - other) <= 1
+
+
+def test_places_are_pinned_and_spread_evenly() -> None:
+    """A change would silently turn members of earlier runs into non-members."""
+    assert places([b"one", b"two"], "half") == [13866932141746809697, 6191304889991642634]
+    many = [str(number).encode() for number in range(10_000)]
+    labels = [0] * len(many)
+    assert abs(len(halves(many, labels, "content")[0]) - 5000) < 4 * 50
+    assert abs(len(hold_out(many, labels, "content")[1]) - 2000) < 4 * 40
+    both = set(halves(many, labels, "content")[1]) & set(hold_out(many, labels, "content")[1])
+    assert abs(len(both) - 1000) < 4 * 30  # one coin for each purpose
+
+
+def test_a_digest_needs_the_key_and_tells_labels_apart() -> None:
+    images = labelled(4)
+    assert len(set(images.digests(b"key"))) == 4
+    assert not set(images.digests(b"key")) & set(images.digests(b"other"))
+    relabelled = Images(images.pixels, images.labels + 1)
+    assert not set(images.digests(b"key")) & set(relabelled.digests(b"key"))
+
+
+def test_splits_by_position_are_disjoint_and_complete() -> None:
     train, test = split(103, 20)
     assert (len(train), len(test)) == (83, 20)
     assert sorted(train.tolist() + test.tolist()) == list(range(103))
@@ -98,6 +136,7 @@ def test_bundled_sets_are_split_once_and_for_all(spec: str, train: int, test: in
     assert len(everything) == 10
     assert everything.sum() == train + test
     assert source.classes == tuple("0123456789")
+    assert source.inferred == ()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,27 @@ def test_classes_can_be_named_in_the_file(tmp_path: Path) -> None:
     assert source.classes == ("a", "b", "c", "d")
 
 
+def test_the_number_of_classes_is_declared_or_read_off_the_labels(tmp_path: Path) -> None:
+    arrays = {"x_train": random_images(4, 5, 5), "y_train": Y}
+    (fact,) = load(saved(tmp_path, **arrays)).inferred
+    assert str(fact).startswith("if it is public that there are 3 classes, add classes = 3 (--classes 3)")
+    for source in (
+        load(saved(tmp_path, **arrays), classes=5),
+        load(saved(tmp_path, **arrays, num_classes=np.int64(5))),
+        load(saved(tmp_path, **arrays), classes=tuple("abcde")),
+        load(saved(tmp_path, **arrays, classes=np.array(list("abcde")))),
+    ):
+        assert len(source.classes) == 5
+        assert source.inferred == ()
+    with pytest.raises(ValueError, match="has label 2; with 2 classes"):
+        load(saved(tmp_path, **arrays), classes=2)
+    with pytest.raises(ValueError, match="has 5 classes; classes declares 4"):
+        load(saved(tmp_path, **arrays, num_classes=np.int64(5)), classes=4)
+    for wrong in (np.int64(0), np.float64(3), np.arange(3)):
+        with pytest.raises(ValueError, match=r"num_classes is .* it must be 1 number"):
+            load(saved(tmp_path, **arrays, num_classes=wrong))
+
+
 @pytest.mark.parametrize(
     "arrays, reason",
     [

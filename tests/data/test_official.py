@@ -75,6 +75,7 @@ def test_every_official_file_has_a_checksum_and_an_address_that_ends_in_its_name
 def test_idx_sets(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: str, first: str) -> None:
     publish(server, monkeypatch, spec, IDX_FILES)
     source = load(spec, cache=tmp_path)
+    assert source.inferred == ()
     assert torch.equal(source.train.pixels, torch.tensor(X[:4]).unsqueeze(1))
     assert torch.equal(source.test.pixels, torch.tensor(X[4:]).unsqueeze(1))
     assert source.train.labels.tolist() == [0, 1, 2, 3]
@@ -120,6 +121,7 @@ def test_cifar_archives(
     archive = {"../outside.txt": b"no", "cifar-10-batches-bin/readme.html": b"", **members}
     publish(server, monkeypatch, spec, {name: tar_gz(archive)})
     source = load(spec, cache=tmp_path)
+    assert source.inferred == ()
     assert torch.equal(source.train.pixels, torch.tensor(SMALL[:5]))
     assert torch.equal(source.test.pixels, torch.tensor(SMALL[5:]))
     expected = ([0, 1, 2, 3, 4], [8, 9]) if spec == "cifar10" else ([10, 20, 30, 40, 99], [0, 50])
@@ -136,6 +138,7 @@ def test_svhn_digits_with_ten_as_zero(server: Server, monkeypatch: pytest.Monkey
     }
     publish(server, monkeypatch, "svhn", files)
     source = load("svhn", cache=tmp_path)
+    assert source.inferred == ()
     assert source.train.labels.tolist() == [1, 0, 9, 2, 0]
     assert source.test.labels.tolist() == [5, 0]
     assert torch.equal(source.train.pixels[3], torch.tensor(x[..., 3]).permute(2, 0, 1))

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import random
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch import nn
 from lmdp.app import reports
 from lmdp.app.bounds import load_bounds
 from lmdp.app.config import Config
-from lmdp.app.runs import Checkpoint, RunFolder, load_model
+from lmdp.app.runs import Checkpoint, Members, RunFolder, load_model, spent_for
 from lmdp.app.runs import checkpoint as checkpoints
 from lmdp.audit import EpsilonBound
 from lmdp.audit.model import read_embeddings
@@ -37,6 +38,7 @@ from lmdp.data.idx import _unpacked, parse_idx
 from lmdp.data.records import read_object
 from lmdp.data.svhn import parse_mat
 from lmdp.layers import LayerMap, error_rates_for
+from lmdp.lineage import Spending, metadata
 from lmdp.private import PrivacyStatement
 from lmdp.report import render
 from lmdp.report.audit_page import render as render_audit
@@ -174,7 +176,24 @@ def read_checkpoint(path: Path) -> object:
 
 
 def read_model(path: Path) -> object:
+    spent_for(path)
     return load_model(path, small_model())
+
+
+def read_members(path: Path) -> object:
+    folder = RunFolder(path.parent / "run")
+    (folder / "private").mkdir(parents=True, exist_ok=True)
+    (folder / "private/members.txt").write_bytes(path.read_bytes())
+    try:
+        return Members.read(folder)
+    finally:
+        shutil.rmtree(folder.path)
+
+
+@functools.cache
+def a_list_of_members() -> bytes:
+    digests = "".join(f"train {number:032x}\n" for number in range(9))
+    return f"PRIVATE\nkey {1:064x}\nrun {2:032x}\n{digests}test {3:032x}\n".encode()
 
 
 @functools.cache
@@ -241,7 +260,8 @@ def parsers() -> tuple[Parser, ...]:
     model = io.BytesIO()
     from safetensors.torch import save
 
-    model.write(save({name: tensor.clone() for name, tensor in small_model().state_dict().items()}))
+    header = metadata([Spending("a", 1.0, 0.1, 5, "data")])
+    model.write(save({name: tensor.clone() for name, tensor in small_model().state_dict().items()}, header))
     archive = files.tar_gz(
         {"names.txt": b"a b c", "train.bin": files.records(files.random_images(3, 3, 32, 32), [0, 1, 2])}
     )
@@ -258,7 +278,9 @@ def parsers() -> tuple[Parser, ...]:
         Parser("folder.json", b"", mutated_run, read_run),
         Parser("checkpoint.safetensors", a_checkpoint(), resigned, read_checkpoint),
         Parser("model.safetensors", model.getvalue(), m.by_safetensors, read_model),
+        Parser("members.txt", a_list_of_members(), m.by_bytes, read_members),
         Parser("data.npz", npz(x_train=images, y_train=labels, x_test=images, y_test=labels), by_zip, read_npz),
+        Parser("counted.npz", npz(x_train=images, y_train=labels, num_classes=np.int64(3)), by_zip, read_npz),
         Parser("embeddings.npz", npz(member=images.reshape(6, -1) / 9, nonmember=np.eye(25)), by_zip, read_embeddings),
         Parser("a.png", picture("PNG"), m.by_bytes, read_picture),
         Parser("a.jpg", picture("JPEG"), m.by_bytes, read_picture),

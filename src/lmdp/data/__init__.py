@@ -4,7 +4,8 @@ readers      one record for each kind of data that a SPEC can name
 request      a SPEC taken apart and checked, before any file is touched
 loading      `load`: SPEC → source
 images       images with their labels in memory, and what a loaded source is
-splits       splits that are the same for everyone
+splits       splits in which each example's place follows from its own content
+classes      which classes there are: declared, a public fact, or read off the labels
 preprocess   images brought to another size or number of channels
 decode       image files → bytes
 faces        faces aligned by five landmarks

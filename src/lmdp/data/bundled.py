@@ -32,5 +32,5 @@ def read_mnist_5k(request: Request) -> Source:
 
 def _source(request: Request, x: NDArray[np.float64], y: NDArray[np.int64], one_in: int) -> Source:
     images = Images(torch.tensor(x.astype(np.uint8)).unsqueeze(1), torch.tensor(y.astype(np.int64)))
-    keep, hold = split_per_class(images.labels.tolist(), one_in)
+    keep, hold = split_per_class(images.labels.tolist(), one_in)  # by position: nobody leaves these sets
     return Source(request.spec, images.take(keep), images.take(hold), tuple(str(digit) for digit in range(10)))

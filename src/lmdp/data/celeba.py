@@ -14,7 +14,7 @@ from lmdp.data.decode import Picture, decode
 from lmdp.data.faces import landmarks_for, read_landmarks
 from lmdp.data.images import Images, Source
 from lmdp.data.request import Request
-from lmdp.data.splits import shuffled
+from lmdp.data.splits import at_most
 
 PAGE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 IMAGES, ATTRIBUTES, PARTITION = "img_align_celeba", "list_attr_celeba.txt", "list_eval_partition.txt"
@@ -37,7 +37,8 @@ def read_celeba(request: Request) -> Source:
     train = [name for name in sorted(parts) if parts[name] == TRAIN]
     test = [name for name in sorted(parts) if parts[name] == TEST]
     if request.limit is not None and request.limit < len(train):
-        train = [train[i] for i in shuffled(len(train))[: request.limit].tolist()]
+        names = (name.encode() for name in train)  # official, and one for each example: no file need be read for it
+        train = [train[i] for i in at_most(request.limit, names, len(train), request.splits)]
     images = _read(train + test, labels, request)
     learnt, held = images.cut(len(train))
     return Source(request.spec, learnt, held if test else None, (f"not {attribute}", attribute))

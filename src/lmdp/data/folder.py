@@ -1,20 +1,26 @@
-"""`folder:PATH`: a folder of images for each class, under train/ and test/ or under PATH itself."""
+"""`folder:PATH`: a folder of images for each class, under train/ and test/ or under PATH itself.
+
+Which classes there are, and in which order, is declared (`classes`, or PATH/classes.txt with a name in each line): a
+class then keeps its number when its last image goes, and other folders are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from lmdp.data.classes import seen_channels, seen_names
 from lmdp.data.decode import Picture, decode
 from lmdp.data.faces import landmarks_for, read_landmarks
 from lmdp.data.images import Images, Source
 from lmdp.data.request import Request
-from lmdp.data.splits import shuffled, split_per_class
+from lmdp.data.splits import at_most, hold_out
 
 SUFFIXES = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 TRAIN, TEST = "train", ("test", "val", "validation", "valid")
+LIST = "classes.txt"
 FACE_SIZE = 112  # of aligned faces, where no size is asked for: the template's own
 
 Labelled = list[tuple[Path, int]]
@@ -25,20 +31,49 @@ def read_folder(request: Request) -> Source:
     if not root.is_dir():
         raise FileNotFoundError(f"{root} is not a folder; folder:PATH needs one with a folder of images for each class")
     train_at, test_at = _parts(root)
-    listing = _listing(train_at)
-    held_out = _listing(test_at) if test_at else {}
+    declared = _declared(root, request)
+    listing = _listing(train_at, declared)
+    held_out = _listing(test_at, declared) if test_at else {}
     strangers = sorted(set(held_out) - set(listing))
     if strangers:
         raise ValueError(f"{test_at} has class {strangers[0]!r}, which {train_at} lacks; add it there or remove it")
-    classes = _largest(listing, request.number("classes", len(listing)))
+    classes = declared or _largest(listing, request.number("classes", len(listing)))
+    inferred = () if declared or _counted(classes, request) else (seen_names(classes, str(root / LIST)),)
     train, test = _labelled(listing, classes), _labelled(held_out, classes)
     if test_at is None:
-        keep, hold = split_per_class([label for _, label in train])
+        keep, hold = hold_out(_contents(train), [label for _, label in train], request.splits)
         train, test = [train[i] for i in keep], [train[i] for i in hold]
     if request.limit is not None and request.limit < len(train):
-        train = [train[i] for i in shuffled(len(train))[: request.limit].tolist()]
-    learnt, held = _read(train + test, root, request).cut(len(train))
-    return Source(request.spec, learnt, held if test else None, classes)
+        train = [train[i] for i in at_most(request.limit, _contents(train), len(train), request.splits)]
+    images = _read(train + test, root, request)
+    learnt, held = images.cut(len(train))
+    if request.channels is None:
+        inferred = (*inferred, seen_channels(images.shape[0]))
+    return Source(request.spec, learnt, held if test else None, classes, inferred, by_position=test_at is None)
+
+
+def _declared(root: Path, request: Request) -> tuple[str, ...]:
+    """The names that the request or the list beside the folders gives; none, if neither does."""
+    if isinstance(request.classes, tuple):
+        return request.classes
+    if not (root / LIST).is_file():
+        return ()
+    try:
+        names = [line.strip() for line in (root / LIST).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{root / LIST} is not text ({error}); write the name of a class into each line") from None
+    if len(set(names)) < len(names) or not names:
+        raise ValueError(f"{root / LIST} has {len(names)} names; it needs at least 1, each once")
+    return tuple(names)
+
+
+def _counted(classes: tuple[str, ...], request: Request) -> bool:
+    """Whether it is declared that there are as many classes as folders. Which ones are the largest is not."""
+    return request.classes == len(classes) and "classes" not in request.options
+
+
+def _contents(files: Labelled) -> Iterator[bytes]:
+    return (path.read_bytes() for path, _ in files)
 
 
 def _parts(root: Path) -> tuple[Path, Path | None]:
@@ -53,16 +88,16 @@ def _folders(root: Path) -> list[Path]:
     return sorted((f for f in root.iterdir() if f.is_dir() and not f.name.startswith(".")), key=lambda f: f.name)
 
 
-def _listing(root: Path) -> dict[str, list[Path]]:
-    """Class → its images, both in alphabetical order."""
-    folders = _folders(root)
+def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
+    """Class → its images, both in alphabetical order. A declared class may have none."""
+    folders = [folder for folder in _folders(root) if not declared or folder.name in declared]
     if not folders:
         raise ValueError(f"{root} has no class folders; put the images of each class into a folder of its own")
     listing = {}
     for folder in folders:
         images = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
         listing[folder.name] = sorted(images, key=lambda f: f.relative_to(folder).as_posix())
-        if not listing[folder.name]:
+        if not listing[folder.name] and not declared:
             raise ValueError(
                 f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it"
             )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lmdp.data.classes import numbered, seen, seen_channels, seen_names
 from lmdp.data.decode import Picture, decode
-from lmdp.data.images import MAX_CLASSES, Images, Source
+from lmdp.data.images import MAX_CLASSES, Images, Inferred, Source
 from lmdp.data.request import Request
-from lmdp.data.splits import shuffled
+from lmdp.data.splits import at_most
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid")
 INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool"}
@@ -23,12 +25,15 @@ def read_hub(request: Request) -> Source:
     if train is None:
         raise ValueError(f"{request.spec} has no split named train; it has {', '.join(splits)}")
     image, label = _columns(train.features, request)
-    classes = _classes([part for part in (train, test) if part is not None], label, request)
+    classes, inferred = _classes([part for part in (train, test) if part is not None], label, request)
     if request.limit is not None and request.limit < len(train):
-        train = train.select(shuffled(len(train))[: request.limit].tolist())
+        contents = (_content(file) for file in _files(train, image))
+        train = train.select(at_most(request.limit, contents, len(train), request.splits))
     learnt = _images(train, image, label, request, request.channels)
     held = None if test is None else _images(test, image, label, request, request.channels or learnt.shape[0])
-    return Source(request.spec, learnt, held, classes)
+    if request.channels is None:
+        inferred = (*inferred, seen_channels(learnt.shape[0]))
+    return Source(request.spec, learnt, held, classes, inferred)
 
 
 def _load(request: Request) -> Any:
@@ -71,12 +76,19 @@ def _one(what: str, candidates: list[str], features: Any, request: Request) -> s
 
 
 def _images(rows: Any, image: str, label: str, request: Request, channels: int | None) -> Images:
-    import datasets
-
-    encoded = rows.cast_column(image, datasets.Image(decode=False))
-    pictures = [Picture(f"{request.spec} image {i}", _bytes(file)) for i, file in enumerate(encoded[image])]
+    pictures = [Picture(f"{request.spec} image {i}", file) for i, file in enumerate(_files(rows, image))]
     pixels = decode(pictures, size=request.size, channels=channels, say=request.say)
     return Images(pixels, torch.tensor(_labels(rows, label, request), dtype=torch.int64))
+
+
+def _files(rows: Any, image: str) -> Iterator[Path | bytes]:
+    import datasets
+
+    return (_bytes(file) for file in rows.cast_column(image, datasets.Image(decode=False))[image])
+
+
+def _content(file: Path | bytes) -> bytes:
+    return file.read_bytes() if isinstance(file, Path) else file
 
 
 def _labels(rows: Any, label: str, request: Request) -> list[int]:
@@ -86,14 +98,18 @@ def _labels(rows: Any, label: str, request: Request) -> list[int]:
         raise ValueError(f"{request.spec}: column {label!r} holds no whole numbers ({error}); name another") from error
 
 
-def _classes(parts: list[Any], label: str, request: Request) -> tuple[str, ...]:
+def _classes(parts: list[Any], label: str, request: Request) -> tuple[tuple[str, ...], tuple[Inferred, ...]]:
+    """As the hub's description of the set or the request says; else as the labels or local folders show."""
     names = getattr(parts[0].features[label], "names", None)
-    if names is None:
-        highest = max((number for part in parts for number in _labels(part, label, request)), default=0)
-        if highest >= MAX_CLASSES:
-            raise ValueError(f"{request.spec}: label {highest}; labels must be 0 to {MAX_CLASSES - 1}")
-        names = [str(number) for number in range(highest + 1)]
-    return tuple(names)
+    if names is not None:
+        local = Path(request.path).expanduser().exists() and request.classes is None
+        return tuple(names), (seen_names(tuple(names)),) if local else ()
+    if request.classes is not None:
+        return numbered(request.classes) if isinstance(request.classes, int) else request.classes, ()
+    highest = max((number for part in parts for number in _labels(part, label, request)), default=0)
+    if highest >= MAX_CLASSES:
+        raise ValueError(f"{request.spec}: label {highest}; labels must be 0 to {MAX_CLASSES - 1}")
+    return numbered(highest + 1), (seen(highest + 1),)
 
 
 def _bytes(file: Any) -> Path | bytes:

@@ -5,14 +5,15 @@ Standardised by public constants only, never by statistics of the data: those wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmdp.data.splits import shuffled
+from lmdp.data.splits import places, smallest
 
 MAX_CLASSES = 100_000  # where only labels say how many there are
 
@@ -77,11 +78,23 @@ class Images(Dataset[tuple[Tensor, int]]):
         """These examples, then the others."""
         return Images(torch.cat([self.pixels, others.pixels]), torch.cat([self.labels, others.labels]))
 
+    def contents(self) -> Iterator[bytes]:
+        """The values of each example, without its label: copies of an image are one content, whatever it is called."""
+        return (row.numpy().tobytes() for row in self.pixels.contiguous())
+
+    def digests(self, key: bytes) -> list[str]:
+        """Of each example with its label. Without the key nobody can tell whether an example is among them."""
+        pairs = zip(self.contents(), self.labels.tolist(), strict=True)
+        return [
+            hashlib.blake2b(f"{label} ".encode() + content, digest_size=16, key=key).hexdigest()
+            for content, label in pairs
+        ]
+
     def take_random(self, n: int, seed: int = 0) -> Images:
-        """`n` different examples; the same seed always finds the same ones."""
+        """`n` of the examples, which their contents choose; the same seed always finds the same ones."""
         if not 0 < n <= len(self):
             raise ValueError(f"{n} images were asked for; there are {len(self)}, so ask for 1 to {len(self)}")
-        return self.take(shuffled(len(self), seed)[:n])
+        return self.take(smallest(n, places(self.contents(), f"{seed}")))
 
 
 def _standardised(pixels: Tensor) -> Tensor:
@@ -91,13 +104,34 @@ def _standardised(pixels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Inferred:
+    """Something of a model's shape that was read off the examples, so that one of them can change it.
+
+    fact    as the error says it: "there are 3 classes"
+    remedy  what declares it: "add classes = 3 (--classes 3)"
+    """
+
+    fact: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"if it is public that {self.fact}, {self.remedy}"
+
+
+@dataclass(frozen=True)
 class Source:
-    """What a SPEC stands for: training images, test images where the source has them, and the names of the labels."""
+    """What a SPEC stands for: training images, test images where the source has them, and the names of the labels.
+
+    `inferred` are those public facts that nobody has declared; `by_position` says of a split that one example moves
+    half of it.
+    """
 
     spec: str
     train: Images
     test: Images | None
     classes: tuple[str, ...]
+    inferred: tuple[Inferred, ...] = ()
+    by_position: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.train):

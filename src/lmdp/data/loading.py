@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from lmdp.data.classes import agreed
 from lmdp.data.images import Images, Source
 from lmdp.data.preprocess import fit
 from lmdp.data.readers import READERS
 from lmdp.data.request import Request, Say, parse
-from lmdp.data.splits import split_per_class
+from lmdp.data.splits import at_most, halves
 
 
 def load(
@@ -16,27 +19,41 @@ def load(
     *,
     size: int | None = None,
     channels: int | None = None,
+    classes: int | Sequence[str] | None = None,
+    splits: str = "content",
     cache: Path | None = None,
     say: Say | None = None,
 ) -> Source:
     """What `spec` names, as size×size images with `channels` channels where these are given.
 
+    `classes` declares how many classes there are, or their names; what is not declared and no public fact is read off
+    the examples, and the source says so (`inferred`). `splits="position"` chooses parts as earlier versions did.
     Official files are kept in `cache`, else in $LMDP_DATA, else in the user's cache folder. `say` is told of progress.
     Whatever is wrong with a SPEC or a file comes as ValueError or OSError, in one line that names it.
     """
-    request = parse(spec, size=size, channels=channels, cache=cache, say=say)
+    request = parse(spec, size=size, channels=channels, classes=classes, splits=splits, cache=cache, say=say)
     source = READERS[request.kind].read(request)
     train, test = source.train, source.test
+    chosen = source.by_position
     if request.half is not None:
-        train, test = _half(train, request.half), None if test is None else _half(test, request.half)
+        chosen = True
+        train, test = _half(train, request), None if test is None else _half(test, request)
     if request.limit is not None and request.limit < len(train):
-        train = train.take_random(request.limit)
-    return Source(spec, _fitted(train, request), None if test is None else _fitted(test, request), source.classes)
+        chosen = True
+        train = train.take(at_most(request.limit, train.contents(), len(train), request.splits))
+    return replace(
+        source,
+        train=_fitted(train, request),
+        test=None if test is None else _fitted(test, request),
+        classes=agreed(source.classes, request),
+        by_position=chosen and request.splits == "position",
+    )
 
 
-def _half(images: Images, number: int) -> Images:
-    """One of two disjoint halves with the same mix of classes."""
-    return images.take(split_per_class(images.labels.tolist(), 2)[number - 1])
+def _half(images: Images, request: Request) -> Images:
+    """One of two disjoint halves."""
+    both = halves(images.contents(), images.labels.tolist(), request.splits)
+    return images.take(both[(request.half or 1) - 1])
 
 
 def _fitted(images: Images, request: Request) -> Images:

@@ -1,4 +1,7 @@
-"""`npz:PATH`: NumPy arrays x_train, y_train and, if there, x_test, y_test, classes. Pickled objects are never read."""
+"""`npz:PATH`: NumPy arrays x_train, y_train and, if there, x_test, y_test, classes or num_classes.
+
+Pickled objects are never read.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,25 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmdp.data.images import MAX_CLASSES, Images, Source
+from lmdp.data.classes import numbered, seen
+from lmdp.data.images import MAX_CLASSES, Images, Inferred, Source
 from lmdp.data.preprocess import fit
 from lmdp.data.request import Request
+
+DATA = ("x_train", "y_train", "x_test", "y_test")
+CLASSES = ("classes", "num_classes")
 
 
 def read_npz(request: Request) -> Source:
     path = Path(request.path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; npz:PATH needs one with the arrays x_train and y_train")
-    arrays = read_arrays(path, ("x_train", "y_train", "x_test", "y_test", "classes"))
+    arrays = read_arrays(path, (*DATA, *CLASSES))
     train, test = (_images(arrays, part, path, request) for part in ("train", "test"))
     if train is None:
         raise ValueError(f"{path} lacks x_train; it has {', '.join(sorted(arrays)) or 'none of the known arrays'}")
-    return Source(request.spec, train, test, _classes(arrays, [part for part in (train, test) if part], path))
+    classes, inferred = _classes(arrays, [part for part in (train, test) if part], path, request)
+    return Source(request.spec, train, test, classes, inferred)
 
 
 def _images(arrays: dict[str, NDArray[Any]], part: str, path: Path, request: Request) -> Images | None:
@@ -60,14 +68,26 @@ def _pixels(x: NDArray[Any], name: str) -> Tensor:
     raise ValueError(f"{name} has shape {x.shape}; bytes must be NHW, NHWC or NCHW with 1 or 3 channels")
 
 
-def _classes(arrays: dict[str, NDArray[Any]], parts: list[Images], path: Path) -> tuple[str, ...]:
-    names = arrays.get("classes")
-    if names is not None:
-        return tuple(str(name) for name in names.reshape(-1).tolist())
+def _classes(
+    arrays: dict[str, NDArray[Any]], parts: list[Images], path: Path, request: Request
+) -> tuple[tuple[str, ...], tuple[Inferred, ...]]:
+    """As the file or the request says; else as many as the highest label needs, which is inferred."""
+    if "classes" in arrays:
+        return tuple(str(name) for name in arrays["classes"].reshape(-1).tolist()), ()
+    if "num_classes" in arrays:
+        return numbered(_count(arrays["num_classes"], f"{path}: num_classes")), ()
+    if request.classes is not None:
+        return numbered(request.classes) if isinstance(request.classes, int) else request.classes, ()
     count = 1 + max((int(part.labels.max()) for part in parts if len(part)), default=0)
     if count > MAX_CLASSES:
         raise ValueError(f"{path}: label {count - 1}; labels must be 0 to {MAX_CLASSES - 1}")
-    return tuple(str(number) for number in range(count))
+    return numbered(count), (seen(count, path.name),)
+
+
+def _count(array: NDArray[Any], name: str) -> int:
+    if array.dtype.kind not in "iu" or array.size != 1 or not 1 <= int(array.reshape(-1)[0]) <= MAX_CLASSES:
+        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; it must be 1 number, 1 to {MAX_CLASSES}")
+    return int(array.reshape(-1)[0])
 
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:

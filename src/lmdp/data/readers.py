@@ -71,7 +71,7 @@ READERS: dict[str, Reader] = {
         Reader("mnist-5k", "5,000 of the MNIST digits; installs with lmdp[demo]", _by("bundled", "read_mnist_5k")),
         Reader(
             "npz",
-            "arrays x_train, y_train and, if there, x_test, y_test",
+            "arrays x_train, y_train and, if there, x_test, y_test, classes, num_classes",
             _by("npz", "read_npz"),
             path="PATH",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be loaded, how it should look, and where files are kept."""
+    """What is to be loaded, how it should look, and where files are kept.
+
+    `classes` are those that somebody has declared, by number or by name; `splits` is how examples are chosen.
+    """
 
     spec: str
     kind: str
@@ -28,6 +31,8 @@ class Request:
     channels: int | None
     limit: int | None
     half: int | None
+    classes: int | tuple[str, ...] | None
+    splits: str
     cache: Path | None
     say: Say
 
@@ -45,6 +50,8 @@ def parse(
     *,
     size: int | None = None,
     channels: int | None = None,
+    classes: int | Sequence[str] | None = None,
+    splits: str = "content",
     cache: Path | None = None,
     say: Say | None = None,
 ) -> Request:
@@ -61,7 +68,11 @@ def parse(
         raise ValueError(f"channels is {channels}; it must be 1 (grey) or 3 (colour)")
     limit = _number(options, "limit", 10**9)
     half = _number(options, "half", 2)
-    return Request(spec, kind, path, options, size, channels, limit, half, cache, say or (lambda _: None))
+    names = classes if classes is None or isinstance(classes, int) else tuple(classes)
+    if splits not in ("content", "position"):
+        raise ValueError(f"splits is {splits!r}; it must be 'content' or 'position'")
+    say = say or (lambda _: None)
+    return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say)
 
 
 def default_cache() -> Path:

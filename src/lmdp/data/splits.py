@@ -1,15 +1,67 @@
-"""Splits that are the same for everyone: they depend on the count, the labels and a seed, not on a library."""
+"""Splits that are the same for everyone, in which each example's place follows from its own content alone.
+
+Guarantee. Taking one example away leaves every other where it was, but for `at_most`, which lets one other in: there
+are then as many examples as `limit` says, whatever the data holds, and this number is public. A share of the data,
+cut off at a rate that is a quotient of its size, would let examples in and out whenever that size changes.
+
+`position` is how splits were chosen before: by an example's place in a list, so that one example moves half of the
+others. Runs that began with it go on with it, and are not certified.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+BY = ("content", "position")
 SEED = 0
 HELD_OUT = 5  # one in five, where a source has no test set of its own
+
+
+def places(contents: Iterable[bytes], purpose: str) -> list[int]:
+    """A number below 2^64 for each example: as good as random, independent of those for other purposes, and public.
+
+    Equal contents have equal places, so that copies of an example are never parted.
+    """
+    salt = f"lmdp {purpose}".encode()
+    return [int.from_bytes(hashlib.blake2b(content, digest_size=8, key=salt).digest(), "big") for content in contents]
+
+
+def hold_out(contents: Iterable[bytes], labels: Sequence[int], by: str) -> tuple[list[int], list[int]]:
+    """Where the examples for training are, and where those for testing: about one in five."""
+    if by == "position":
+        return split_per_class(labels)
+    return _parted(places(contents, "test"), 2**64 // HELD_OUT)
+
+
+def halves(contents: Iterable[bytes], labels: Sequence[int], by: str) -> tuple[list[int], list[int]]:
+    """Where the examples of either half are. Each has its own toss of a coin, so neither half is exactly a half."""
+    if by == "position":
+        return split_per_class(labels, 2)
+    return _parted(places(contents, "half"), 2**63)
+
+
+def at_most(limit: int, contents: Iterable[bytes], count: int, by: str) -> list[int]:
+    """Where `limit` of `count` examples are: those with the smallest places."""
+    return shuffled(count)[:limit].tolist() if by == "position" else smallest(limit, places(contents, "limit"))
+
+
+def smallest(n: int, places: Sequence[int]) -> list[int]:
+    """Where the `n` smallest are, in order of appearance."""
+    return sorted(sorted(range(len(places)), key=places.__getitem__)[:n])
+
+
+def _parted(places: Sequence[int], bound: int) -> tuple[list[int], list[int]]:
+    """Those whose place is not below the bound, and those whose place is."""
+    keep = [index for index, place in enumerate(places) if place >= bound]
+    return keep, [index for index, place in enumerate(places) if place < bound]
+
+
+# -- by position ------------------------------------------------------------------------------------------------------
 
 
 def shuffled(n: int, seed: int = SEED) -> Tensor:
