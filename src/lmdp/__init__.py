@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmdp.audit import AuditReport, EpsilonBound, audit, audit_embeddings, audit_epsilon
+    from lmdp.audit import AuditReport, CheckReport, EpsilonBound, audit, audit_embeddings, audit_epsilon, check
     from lmdp.guards import make_compatible
     from lmdp.layers import Layer, LayerMap
     from lmdp.private import PrivacyEngine, PrivacyStatement
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AuditReport",
+    "CheckReport",
     "EpsilonBound",
     "Layer",
     "LayerMap",
@@ -29,12 +30,14 @@ __all__ = [
     "audit",
     "audit_embeddings",
     "audit_epsilon",
+    "check",
     "estimate_risk",
     "make_compatible",
 ]
 
 _ROOM_OF = {
     "AuditReport": "lmdp.audit",
+    "CheckReport": "lmdp.audit",
     "EpsilonBound": "lmdp.audit",
     "Layer": "lmdp.layers",
     "LayerMap": "lmdp.layers",
@@ -43,6 +46,7 @@ _ROOM_OF = {
     "RiskProfile": "lmdp.risk",
     "audit_embeddings": "lmdp.audit",
     "audit_epsilon": "lmdp.audit",
+    "check": "lmdp.audit",
     "estimate_risk": "lmdp.risk",
     "make_compatible": "lmdp.guards",
 }

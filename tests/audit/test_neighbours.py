@@ -20,6 +20,7 @@ from lmdp.audit.canaries import Slate
 from lmdp.methods import METHODS
 from lmdp.private.step import PrivateStep
 from tests.audit.trainings import CNN, Block, examples, outliers, plain, resnet, training
+from tests.private.probe import draw
 from tests.tables import certified
 
 MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
@@ -113,9 +114,10 @@ def test_weights_from_the_batch_move_a_large_batch_by_many_times_the_sensitivity
 
 
 def test_the_bound_is_reached_so_the_check_is_not_vacuous() -> None:
+    grain = 1e-5  # of the public grid that releases are rounded to
     report = check(method="dpsgd")
-    assert report["gradient"].movement == pytest.approx(1, abs=1e-6)
-    assert check(method="lm")["gradient and statistic"].movement == pytest.approx(1, abs=1e-6)
+    assert report["gradient"].movement == pytest.approx(1, abs=grain)
+    assert check(method="lm")["gradient and statistic"].movement == pytest.approx(1, abs=grain)
 
 
 # -- leaks in the user's own code -------------------------------------------------------------------------------------
@@ -226,15 +228,17 @@ def test_a_published_training_loss_is_caught() -> None:
     caught("returned by train", loop=loop)
 
 
-def test_a_loop_that_cannot_take_an_empty_batch_is_caught() -> None:
+def test_a_loop_that_cannot_take_an_empty_batch_never_gets_one() -> None:
     def loop(engine: Any, model: nn.Module, optimizer: Any, loader: Any, loss: Any) -> None:
         for x, y in loader:
             if not len(x):
                 raise ValueError("nothing to train on")
+            optimizer.zero_grad()
             loss(model(x), y).backward()
             optimizer.step()
 
-    caught("errors", loop=loop)
+    report = check(loop=loop)
+    assert report.passed, report
 
 
 def test_data_normalised_by_their_own_mean_are_caught() -> None:
@@ -306,23 +310,23 @@ def test_noise_of_another_spread_than_stated_is_caught(monkeypatch: pytest.Monke
 
 
 def test_noise_used_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmdp.private.keystream import KeyStream
     from lmdp.private.noise import GaussianNoise
 
-    like = GaussianNoise.like
-    kept: dict[int, list[Tensor]] = {}
+    added = GaussianNoise.added
 
-    def again(self: GaussianNoise, tensors: Any, std: float) -> list[Tensor]:
-        fresh = kept.setdefault(len(tensors), like(self, tensors, std))
-        return [noise.clone() for noise in fresh]
+    def again(self: GaussianNoise, *what: Any) -> list[Tensor]:
+        self._stream = KeyStream(bytes(32))
+        return added(self, *what)
 
-    monkeypatch.setattr(GaussianNoise, "like", again)
+    monkeypatch.setattr(GaussianNoise, "added", again)
     caught("noise", method="dpsgd")
 
 
 def test_noise_drawn_once_more_for_one_example_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def after(step: PrivateStep, sums: Any) -> None:
         if sums.nonfinite:
-            step.randomness.noise(1).like([sums.shares], 1.0)
+            draw(step.randomness.noise(1), [sums.shares], 1.0)
 
     mutate_release(monkeypatch, after)
     caught("noise drawn", kind="nan", method="dpsgd")
@@ -399,8 +403,6 @@ def test_a_training_that_fails_in_every_run_raises_its_own_error() -> None:
 def test_what_the_check_cannot_do_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match="Poisson batches"):
         check(poisson_sampling=False)
-    with pytest.raises(ValueError, match="Build the model with dropout 0"):
-        check(make=lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)))
     with pytest.raises(ValueError, match="never called"):
         lmdp.audit.check_neighbours(lambda engine, dataset: None, examples(), outliers()["huge"])
     with pytest.raises(TypeError, match="returned a object"):

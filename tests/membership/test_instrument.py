@@ -70,14 +70,16 @@ def test_a_planted_leak_is_found_in_its_layer_and_in_no_other() -> None:
     assert "'second' gives membership away" in report.verdict
 
 
-def test_without_a_leak_the_intervals_cover_one_half_as_often_as_they_claim() -> None:
+@pytest.mark.parametrize(("runs", "fewest", "most"), [(16, 12, 16), pytest.param(100, 90, 99, marks=pytest.mark.slow)])
+def test_without_a_leak_the_intervals_cover_one_half_as_often_as_they_claim(runs: int, fewest: int, most: int) -> None:
+    """95 times in 100. With other seeds, fewer than `fewest` would be seen once in 1,000 such tests, or once in 90."""
     covered = 0
-    for seed in range(100):
+    for seed in range(runs):
         members, nonmembers = exchangeable(seed, 2 * 120)
         report = lmdp.audit(plain(seed), members, nonmembers, layers=["0"], views=False, controls=False, seed=seed)
         low, high = report.layers[0].interval
         covered += low <= 0.5 <= high
-    assert 90 <= covered <= 99
+    assert fewest <= covered <= most
 
 
 def test_shifted_non_members_make_the_blind_control_fire() -> None:
@@ -281,6 +283,31 @@ def test_representations_above_the_memory_limit_go_to_disk_and_are_the_same() ->
     for name in large.layers:
         assert isinstance(small.layers[name], np.memmap)
         assert np.array_equal(small.layers[name], large.layers[name])
+
+
+class WithTable(nn.Module):
+    """A table of positions that all examples share, and a layer that is never called."""
+
+    def __init__(self, positions: int) -> None:
+        super().__init__()
+        self.first, self.table, self.head = nn.Linear(1, 4), nn.Embedding(positions, 4), nn.Linear(4, 3)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.first(x.unsqueeze(2)) + self.table(torch.arange(x.shape[1]))).mean(1))
+
+
+@pytest.mark.parametrize("positions", [2, 6, 40, 256])
+def test_a_layer_without_a_row_for_each_example_is_refused_by_name(positions: int) -> None:
+    """Its rows would be read as examples, and what they do not fill as whatever the memory held before."""
+    model, x = WithTable(positions), torch.randn(256, positions)
+    for layer, why in (("table", "another number of rows"), ("idle", "was not called")):
+        with pytest.raises(ValueError, match=f"layer '{layer}' .*{why}.* layers="):
+            record(model, x, layers=["first", layer])
+    members, nonmembers = exchangeable(0)
+    with pytest.raises(ValueError, match="layer 'table'"):
+        lmdp.audit(WithTable(6), members, nonmembers, controls=False)
+    assert set(record(model, x, layers=["first", "head"]).layers) == {"first", "head"}
 
 
 @pytest.mark.parametrize("shape", [(4, 500), (4, 64, 9, 9), (4, 3, 32, 32), (4, 700, 5)])

@@ -7,7 +7,7 @@
     canaries      examples made to be recognised, and the model on which any gradient can be set by hand
     bounds        from guesses about canaries to a lower bound on epsilon: pure statistics
     epsilon       `audit_epsilon`: put canaries into a training or leave them out, and bound its epsilon from below
-    neighbours/   `check_neighbours`: one whole training with and without one example
+    neighbours/   `check` and `check_neighbours`: one whole training with and without one example
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 
 from lmdp.audit.epsilon import EpsilonBound, audit_epsilon
 from lmdp.audit.model import audit, audit_embeddings
-from lmdp.audit.neighbours.check import Finding, NeighbourReport, check_neighbours
+from lmdp.audit.neighbours.check import CheckReport, Finding, NeighbourReport, check, check_neighbours
 from lmdp.audit.results import AuditReport, Peak
 from lmdp.membership.leak import Leak
 
 __all__ = [
     "AuditReport",
+    "CheckReport",
     "EpsilonBound",
     "Finding",
     "Leak",
@@ -32,6 +33,7 @@ __all__ = [
     "audit",
     "audit_embeddings",
     "audit_epsilon",
+    "check",
     "check_neighbours",
 ]
 

@@ -70,11 +70,14 @@ def record(
     folder = Path(tempfile.mkdtemp(prefix="lmdp-")) if spill else None
     caught: dict[str, Tensor] = {}
     with evaluation(model), torch.no_grad(), _listening(taps, caught):
+        _refuse_shared(model, taps, inputs[: 1 if len(inputs) == 2 else 2], caught, alter)
         for start in range(0, len(inputs), BATCH):
             batch = inputs[start : start + BATCH]
             result = model(batch if alter is None else alter(batch))
             for name in taps:
-                rows = compact(caught.pop(name), taps[name], width, f"{seed}:{name}", pool=pool)
+                output = caught.pop(name, None)
+                _refuse_other_rows(name, output, len(batch))
+                rows = compact(output, taps[name], width, f"{seed}:{name}", pool=pool)
                 if name not in kept:
                     kept[name] = _allocate(len(inputs), rows.shape[1], folder, len(kept))
                 kept[name][start : start + len(rows)] = rows.numpy()
@@ -86,6 +89,30 @@ def record(
     if folder is not None:
         weakref.finalize(recording, shutil.rmtree, folder, ignore_errors=True)
     return recording
+
+
+def _refuse_shared(
+    model: nn.Module,
+    taps: dict[str, nn.Module],
+    few: Tensor,
+    caught: dict[str, Tensor],
+    alter: Callable[[Tensor], Tensor] | None,
+) -> None:
+    """By so few examples that nothing else has their number: a table has as many positions as a batch has examples."""
+    model(few if alter is None else alter(few))
+    for name in taps:
+        _refuse_other_rows(name, caught.pop(name, None), len(few))
+
+
+def _refuse_other_rows(name: str, output: Any, size: int) -> None:
+    """A layer speaks of members only if it has a row for each example of a batch."""
+    tensor = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(tensor, Tensor) or not tensor.dim() or len(tensor) != size:
+        what = "was not called" if output is None else "gives out another number of rows than there are examples"
+        raise ValueError(
+            f"layer '{name}' {what}: it has no representation of each example (a table of positions is the same for "
+            "all of them). Name the layers to be read, without this one: layers=[…]."
+        )
 
 
 def tap_modules(model: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:

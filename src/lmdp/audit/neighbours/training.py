@@ -8,9 +8,14 @@ public, are equal, and a training that looks at the whole dataset (to normalise 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import io
 import logging
+import pickle
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lmdp.guards import fingerprints
+from lmdp.guards import fingerprints, same_randomness
 from lmdp.private import Observer, PrivacyEngine
 from lmdp.private.noise import GaussianNoise, Randomness
 
@@ -64,34 +69,48 @@ class StagedEngine(PrivacyEngine):
     def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
         if not options.get("poisson_sampling", True):
             raise ValueError("poisson_sampling is False; this check is about Poisson batches. Leave it at True.")
-        return super().make_private(**(options | {"seed": self._seed}))
+        # Nothing is looked for here: what examples do to each other is measured, in runs that make the same steps.
+        return super().make_private(**(options | {"seed": self._seed, "check_mixing": False}))
 
 
 class _Places(Dataset[Any]):
-    """A dataset followed by more examples."""
+    """A dataset followed by more examples. With a seed, what reading one draws depends on no other that is read."""
 
-    def __init__(self, dataset: Dataset[Any], size: int, more: Sequence[Any]) -> None:
-        self._dataset, self._size, self._more = dataset, size, more
+    def __init__(self, dataset: Dataset[Any], size: int, more: Sequence[Any], seed: int | None) -> None:
+        self._dataset, self._size, self._more, self._seed = dataset, size, more, seed
+        self._times_read: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return self._size + len(self._more)
 
-    def __getitem__(self, at: int) -> Any:
-        return self._dataset[at] if at < self._size else self._more[at - self._size]
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[one] for one in range(len(self))[at]]
+        at = range(len(self))[int(at)]
+        if at >= self._size:
+            return self._more[at - self._size]
+        if self._seed is None:
+            return self._dataset[at]
+        self._times_read[at] += 1
+        with same_randomness(hash((self._seed, at, self._times_read[at])) % 2**32):
+            return self._dataset[at]
 
 
 def as_dataset(data: Any) -> Dataset[Any]:
-    """A dataset, or a tuple of tensors as one. Refuses an empty one."""
+    """A dataset, anything with a length and examples by number, or a tuple of tensors as one. Refuses an empty one."""
     if isinstance(data, tuple | list) and data and all(isinstance(part, Tensor) for part in data):
         data = TensorDataset(*data)
-    if not isinstance(data, Dataset) or not hasattr(data, "__len__"):
+    countable = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not countable or isinstance(data, str | bytes | Mapping | Tensor):
         raise TypeError(f"dataset is a {type(data).__name__}; pass a dataset with a length, or a tuple of tensors")
     if len(data) == 0:
         raise ValueError("the dataset is empty; a neighbour differs from it in one example, so it needs at least 1")
-    return data
+    return data  # type: ignore[no-any-return]
 
 
-def with_places(dataset: Dataset[Any], extras: Sequence[Any], present: Sequence[bool]) -> Dataset[Any]:
+def with_places(
+    dataset: Dataset[Any], extras: Sequence[Any], present: Sequence[bool], seed: int | None = None
+) -> Dataset[Any]:
     """The dataset with a place for each extra example; the place of an absent one holds a copy of the first example."""
     size = len(dataset)  # type: ignore[arg-type]
     first = dataset[0]
@@ -99,7 +118,7 @@ def with_places(dataset: Dataset[Any], extras: Sequence[Any], present: Sequence[
     if isinstance(dataset, TensorDataset) and all(isinstance(extra, tuple | list) for extra in extras):
         columns = [torch.stack([torch.as_tensor(one[k]) for one in held]) for k in range(len(dataset.tensors))]
         return TensorDataset(*[torch.cat([t, c.to(t.dtype)]) for t, c in zip(dataset.tensors, columns)])
-    return _Places(dataset, size, held)
+    return _Places(dataset, size, held, seed)
 
 
 @contextlib.contextmanager
@@ -122,23 +141,51 @@ def heard() -> Iterator[list[str]]:
     finally:
         torch.set_warn_always(always)
         root.removeHandler(handler)
-        lines += [*text.getvalue().splitlines(), *log.getvalue().splitlines(), *(str(w.message) for w in warned)]
+        spoken = [*text.getvalue().split("\n"), *log.getvalue().split("\n"), *(str(w.message) for w in warned)]
+        lines += [line for line in map(_without_times, spoken) if line]
 
 
-def content(value: Any) -> Any:
-    """A value that is equal for equal content: what `train` returns is compared by it."""
+TIMES = re.compile(
+    r"\d+(:\d\d)+([.,]\d+)?|[\d.,?]+ ?(it/s|s/it|ms|s|sec|seconds|samples/s|steps/s)\b|((_runtime|_second)\W*)[\d.e-]+"
+)
+
+
+def _without_times(line: str) -> str:
+    """A line without clock times and speeds, and of one that overwrites itself (a progress bar) what stays."""
+    return TIMES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()
+
+
+def content(value: Any, *, strict: bool = True) -> Any:
+    """A value that is equal for equal content: what `train` returns is compared by it.
+
+    Not strict: of things that nobody can look into, the kind is all that is compared.
+    """
     if isinstance(value, nn.Module):
-        return fingerprints(value.state_dict().items())
+        return content(value.state_dict(), strict=False)
     if isinstance(value, Tensor | np.ndarray | np.generic):
         tensor = torch.as_tensor(value)
         return (tuple(tensor.shape), str(tensor.dtype), fingerprints([("", tensor)])[""])
     if isinstance(value, Mapping):
-        return {key: content(part) for key, part in value.items()}
+        return {str(key): content(part, strict=strict) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return [content(part) for part in value]
-    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        return [content(part, strict=strict) for part in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(content(part, strict=strict)) for part in value)
+    if value is None or isinstance(value, str | bytes | bool | int | float | complex | torch.dtype | torch.device):
         return repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: content(getattr(value, f.name), strict=strict) for f in dataclasses.fields(value)}
+    if not strict:
+        return (type(value).__name__, _pickled(value))
     raise TypeError(
         f"train returned a {type(value).__name__}, which cannot be compared. Return what is published as numbers, "
         "text, tensors, modules, or lists, tuples and dicts of them; or return None."
     )
+
+
+def _pickled(value: Any) -> str:
+    """What would be saved of it."""
+    try:
+        return hashlib.blake2b(pickle.dumps(value), digest_size=16).hexdigest()
+    except Exception:  # whatever refuses to be saved is not published either
+        return ""
