@@ -240,7 +240,7 @@ def test_growth_in_miniature(tmp_path: Path) -> None:
 
 
 def test_plans_name_every_module_and_its_rule(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "factors" in plans(["s-cnn"])["scnn"]
+    assert "either" in plans(["s-cnn"])["scnn"]
     assert cli.main(["bench", "--plan", "--models", "s-cnn", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"scnn"}
 

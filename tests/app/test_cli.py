@@ -24,7 +24,8 @@ def make_npz(path: Path, train: int = 240, test: int = 200, side: int = 14, clas
     labels = generator.integers(0, classes, train + test)
     images = generator.integers(0, 120, (train + test, side, side)) + 40 * labels[:, None, None]
     images = images.astype(np.uint8)
-    np.savez(path, x_train=images[:train], y_train=labels[:train], x_test=images[train:], y_test=labels[train:])
+    parts = {"x_train": images[:train], "y_train": labels[:train], "x_test": images[train:], "y_test": labels[train:]}
+    np.savez(path, **parts, num_classes=np.int64(classes))
     return f"npz:{path}"
 
 
@@ -218,6 +219,12 @@ BAD: dict[str, tuple[list[str], str]] = {
     "infinite epsilon": ([*TRAIN, "--out", "x", "--epsilon", "inf"], "--epsilon is inf"),
     "delta of 1": ([*TRAIN, "--out", "x", "--delta", "1"], "--delta is 1.0"),
     "delta of 0": ([*TRAIN, "--out", "x", "--delta", "0"], "--delta is 0.0"),
+    "delta of 1 / examples": ([*TRAIN, "--out", "x", "--delta", str(1 / 240)], "not below 1 / 240 examples"),
+    "classes that only labels tell": ([*TRAIN, "--out", "x", "--data", "npz:bare.npz"], "add classes = 3"),
+    "too few classes": ([*TRAIN, "--out", "x", "--classes", "2"], "has 3 classes; classes declares 2"),
+    "a class twice": ([*TRAIN, "--out", "x", "--classes", "a,b,a"], "classes is 'a,b,a'"),
+    "unknown splits": ([*TRAIN, "--out", "x", "--splits", "luck"], "--splits is 'luck'"),
+    "neither true nor false": ([*TRAIN, "--out", "x", "--public-size", "maybe"], "must be true or false"),
     "q above 1": ([*TRAIN, "--out", "x", "--sample-rate", "1.5"], "--sample-rate is 1.5"),
     "q of 0": ([*TRAIN, "--out", "x", "--sample-rate", "0"], "--sample-rate is 0.0"),
     "no epochs": ([*TRAIN, "--out", "x", "--epochs", "0"], "--epochs is 0.0"),
@@ -294,6 +301,7 @@ def _surroundings(tmp_path: Path) -> None:
     make_npz(tmp_path / "good.npz")
     make_npz(tmp_path / "few.npz", train=20, test=10)
     images, labels = np.zeros((5, 14, 14), np.uint8), np.zeros(5, np.int64)
+    np.savez(tmp_path / "bare.npz", x_train=images, y_train=labels + 2)
     np.savez(tmp_path / "nolabels.npz", x_train=images)
     np.savez(tmp_path / "pickled.npz", x_train=np.array([{"a": 1}] * 5, dtype=object), y_train=labels)
     np.savez(tmp_path / "shape.npz", x_train=np.zeros((5, 2, 3, 4, 5, 6), np.uint8), y_train=labels)

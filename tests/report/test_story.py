@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lmdp.guards.verdicts import ASSUMPTIONS
 from lmdp.report import Story, Trained, figures, render, verdict
-from lmdp.report.values import accuracy, wilson
+from lmdp.report.values import accuracy, is_certified, wilson
 from tests.report import sample
 
 HOSTILE = (
@@ -53,11 +54,18 @@ rows = st.fixed_dictionaries(
         "layer_weights": st.one_of(st.none(), st.lists(st.one_of(st.floats(0, 2), wild), max_size=12)),
     },
 )
+verdicts = st.fixed_dictionaries({"state": st.one_of(wild, st.sampled_from(["holds", "violated"]))})
 privacies = st.one_of(
     st.none(),
     st.builds(lambda e, r: sample.statement(e, "lm", r), st.floats(0, 900), st.lists(names, max_size=2)),
     st.fixed_dictionaries(
-        {}, optional={"epsilon": wild, "delta": wild, "reasons": wild, "certified": wild, "steps": wild}
+        {},
+        optional={
+            **dict.fromkeys(("epsilon", "delta", "reasons", "certified", "steps", "checks", "table"), wild),
+            "verdicts": st.one_of(
+                wild, st.dictionaries(names, st.one_of(wild, st.fixed_dictionaries({"state": wild})))
+            ),
+        },
     ),
 )
 aucs = st.dictionaries(names, st.floats(0, 1), min_size=1, max_size=5)
@@ -205,6 +213,63 @@ def test_a_run_that_is_not_certified_is_labelled_so_wherever_its_epsilon_stands(
         assert words(part(page, key)).count("claimed, NOT certified") == 1  # type: ignore[arg-type]
     assert words(parsed(page).find(".//ul[@class='tiles']")).count("claimed, NOT certified") == 1  # type: ignore[arg-type]
     assert "claimed" not in render(sample.story())
+
+
+def states(page: str) -> list[tuple[str, str]]:
+    """(assumption, state) of every row of the first card."""
+    rows = parsed(page).findall(".//table[@class='assumptions']/tbody/tr")
+    return [(row.findtext("th/span") or "", words(row[1]).split(maxsplit=1)[1]) for row in rows]
+
+
+def test_every_assumption_is_shown_with_its_state_and_how() -> None:
+    page = render(sample.story(trained=(sample.lm(),)))
+    assert [sentence for sentence, _ in states(page)] == list(ASSUMPTIONS.values())
+    assert {state for _, state in states(page)} == {"holds"}
+    for how in sample.HOW.values():
+        assert how in page
+
+
+def test_what_does_not_hold_stands_first_and_is_told_by_word_and_mark() -> None:
+    page = render(sample.story(trained=(replace(sample.lm(), privacy=disturbed("numbers", "account")),)))
+    assert [state for _, state in states(page)] == ["violated", "not established", *["holds"] * 7]
+    assert [sentence for sentence, _ in states(page)][:2] == [ASSUMPTIONS["numbers"], ASSUMPTIONS["account"]]
+    table = words(parsed(page).find(".//table[@class='assumptions']"))  # type: ignore[arg-type]
+    assert [table.count(mark) for mark in "✗?✓"] == [1, 1, 7]
+
+
+def disturbed(violated: str, unknown: str) -> dict[str, Any]:
+    privacy = sample.statement(8.0, "lm")
+    states = {ASSUMPTIONS[violated]: "violated", ASSUMPTIONS[unknown]: "not established"}
+    table = [(sentence, states.get(sentence, state), how) for sentence, state, how in privacy["table"]]
+    return {**privacy, "table": table}
+
+
+@pytest.mark.parametrize("drop", [("verdicts", "table"), ("table",)])
+def test_a_statement_without_verdicts_is_never_shown_as_certified(drop: tuple[str, ...]) -> None:
+    privacy = {key: value for key, value in sample.statement(8.0, "lm").items() if key not in drop}
+    page = render(sample.story(trained=(replace(sample.lm(), privacy=privacy),)))
+    if "verdicts" in drop:
+        assert [state for _, state in states(page)] == ["not established"]
+        assert "written before assumptions were judged" in page
+        assert "claimed, NOT certified" in page
+    else:
+        assert [sentence for sentence, _ in states(page)] == list(ASSUMPTIONS)
+        assert "claimed, NOT certified" not in page
+
+
+@pytest.mark.parametrize("state", ["violated", "not established", "HOLDS", "", None, 3])
+def test_one_assumption_that_does_not_hold_is_enough_against_a_certificate(state: Any) -> None:
+    privacy = sample.statement(8.0, "lm")
+    for key in privacy["verdicts"]:
+        altered = {**privacy["verdicts"], key: {"state": state, "how": "so"}}
+        assert not is_certified({**privacy, "verdicts": altered, "table": None})
+    assert is_certified({**privacy, "table": None})
+
+
+def test_what_a_check_has_seen_is_shown() -> None:
+    privacy = {**sample.statement(8.0, "lm"), "checks": ["lmdp.check ran <this> training"]}
+    page = render(sample.story(trained=(replace(sample.lm(), privacy=privacy),)))
+    assert "Checked: lmdp.check ran <this> training." in words(part(page, "privacy"))  # type: ignore[arg-type]
 
 
 def test_an_infinite_epsilon_is_shown_and_never_called_certified() -> None:

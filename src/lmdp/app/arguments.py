@@ -73,6 +73,9 @@ def parser() -> argparse.ArgumentParser:
         "target", metavar="DIR", type=Path, help="run folder, or an .npz of embeddings (member, nonmember)"
     )
     audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
+    audit.add_argument(
+        "--changed-data", action="store_true", help="audit those examples of the run that are left, and say so"
+    )
     audit.add_argument("--epsilon", action="store_true", help="also bound the epsilon of the training from below")
     audit.add_argument(
         "--runs", type=int, default=1000, help="trainings per bound by repetition (default: %(default)s)"
@@ -152,11 +155,13 @@ def _options(command: argparse.ArgumentParser, keys: Sequence[str]) -> None:
         setting = SETTINGS[key]
         default = Config.__dataclass_fields__[key].default
         allowed = f": {', '.join(setting.choices)}" if setting.choices else ""
-        shown = "" if default is None else f" (default: {default})"
+        shown = "" if default is None else f" (default: {str(default).lower() if setting.kind is bool else default})"
+        given: dict[str, Any] = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
         group.add_argument(
             f"--{key.replace('_', '-')}",
             dest=f"key_{key}",
-            metavar={str: "NAME", int: "N", float: "X"}[setting.kind],
+            metavar={str: "NAME", int: "N", float: "X", bool: "true"}[setting.kind],
+            **given,
             help=f"{setting.help}{allowed}{shown}".replace("%", "%%"),
         )
 

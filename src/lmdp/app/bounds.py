@@ -29,7 +29,7 @@ MOST_CANARIES = 400
 
 def bound_epsilon(folder: RunFolder, source: Source, show: Show, *, runs: int) -> list[EpsilonBound]:
     """Two attacks on the run's method, weights and noise, by repeated runs; one on its own training, in one run."""
-    config = Config.load(folder / "config.toml")
+    config = folder.config()
     if not METHODS[config.method].private:
         raise ValueError(f"method is {config.method!r}, which claims no epsilon: there is nothing to bound")
     path = folder / "privacy.json"

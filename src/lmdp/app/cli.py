@@ -63,13 +63,15 @@ def _compared(config: Config, arguments: Namespace, show: Show) -> Result:
     methods, out = methods_of(arguments.methods), arguments.out
     from lmdp.app import pipeline
     from lmdp.app.reports import summary
+    from lmdp.data.records import encoded
     from lmdp.report import verdict
 
     comparison = pipeline.compare(config, methods, out, show, command=arguments.command_line, resume=arguments.resume)
     results = {folder.path.name: summary(folder) for folder in comparison.runs}
-    said = verdict(comparison.story)
-    text = f"\n{said}\n\n{_table(results)}\n\nreport: {out / 'report.html'}"
-    return {"text": text, "json": {"verdict": said, "results": results, "report": str(out / "report.html")}}
+    said, cost = verdict(comparison.story), comparison.story.together
+    text = f"\n{said}\n\n{_table(results)}\n\n" + (f"{cost}\n\n" if cost else "") + f"report: {out / 'report.html'}"
+    page = str(out / "report.html")
+    return {"text": text, "json": {"verdict": said, "results": results, "together": encoded(cost), "report": page}}
 
 
 def _risk(arguments: Namespace, show: Show) -> Result:
@@ -101,7 +103,8 @@ def _train(arguments: Namespace, show: Show) -> Result:
     accuracy = folder.metrics()[-1]["test_accuracy"]
     first = "" if accuracy is None else f"test accuracy {accuracy:.1%}\n"
     statement = PrivacyStatement.from_dict(privacy)
-    text = f"\n{first}{statement}\n\nrun folder: {arguments.out}\nreport: {folder / 'report.html'}"
+    told = "".join(f"\n  account           {item}" for item in privacy["account"])
+    text = f"\n{first}{statement}{told}\n\nrun folder: {arguments.out}\nreport: {folder / 'report.html'}"
     return {"text": text, "json": {"summary": summary(folder), "privacy": privacy, "out": str(arguments.out)}}
 
 
@@ -134,6 +137,7 @@ def _audit(arguments: Namespace, show: Show) -> Result:
             members=arguments.members,
             nonmembers=arguments.nonmembers,
             epsilon_runs=arguments.runs if arguments.epsilon else 0,
+            changed_data=arguments.changed_data,
         )
     bounds = json.loads((arguments.target / "epsilon.json").read_text()) if arguments.epsilon else []
     text = "\n".join([f"\n{report}\n", *(bound["verdict"] for bound in bounds), report.warning, f"report: {page}"])

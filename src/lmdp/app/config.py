@@ -18,6 +18,11 @@ from lmdp.methods import METHODS, SOURCES
 PROTOCOLS = ("heldout", "paper")
 """Those of `lmdp.risk`, which needs torch; a test holds the two together."""
 NOISES = ("fast", "secure")
+SPLITS = ("content", "position")
+"""Those of `lmdp.data.splits`, which needs torch too."""
+
+
+TRUTH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -32,17 +37,24 @@ class Setting:
     open_high: bool = False
     choices: Collection[str] = ()
     optional: bool = False
+    listed: bool = False
 
     def check(self, key: str, value: Any) -> Any:
         if value is None and self.optional:
             return None
+        if self.listed and isinstance(value, int | list) and not isinstance(value, bool):
+            value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if self.kind is float and isinstance(value, int) and abs(value) < 2**53 and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, self.kind) or isinstance(value, bool) or not self._allowed(value):
+        if not isinstance(value, self.kind) or not self._allowed(value):
             raise ValueError(f"{key} is {value!r}; it must be {self.wanted}")
         return value
 
     def _allowed(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return self.kind is bool
+        if self.listed and not all(name.strip() for name in value.split(",")):
+            return False
         if self.kind is str:
             writable = not any("\ud800" <= letter <= "\udfff" for letter in value)
             return bool(value) and writable and (not self.choices or value in self.choices)
@@ -57,8 +69,8 @@ class Setting:
         if self.kind is str:
             return self.check(key, text)
         try:
-            value = self.kind(text)
-        except ValueError:
+            value = TRUTH[text.lower()] if self.kind is bool else self.kind(text)
+        except (ValueError, KeyError):
             raise ValueError(f"{key} is {text!r}; it must be {self.wanted}") from None
         return self.check(key, value)
 
@@ -66,6 +78,10 @@ class Setting:
     def wanted(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.listed:
+            return "a number, or names separated by commas"
+        if self.kind is bool:
+            return "true or false"
         if self.kind is str:
             return "text, not empty"
         noun = "a whole number" if self.kind is int else "a finite number"
@@ -82,6 +98,10 @@ def _number(default: Any, help: str, **setting: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(float, help, **setting)})
 
 
+def _switch(default: bool, help: str) -> Any:
+    return field(default=default, metadata={"setting": Setting(bool, help)})
+
+
 def _whole(default: Any, help: str, **setting: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(int, help, **setting)})
 
@@ -95,6 +115,15 @@ class Config:
     shadow: str = _text("digits", "the public data on which risk is estimated: a SPEC")
     size: int | None = _whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
     channels: int | None = _whole(None, "1 (grey) or 3 (colour) channels", low=1, high=3, optional=True)
+    classes: str | None = _text(
+        None,
+        "how many classes the private data has, or their names, separated by commas: a public fact",
+        listed=True,
+        optional=True,
+    )
+    splits: str = _text(
+        "content", "how parts of the data are chosen; position is for runs of old, and not certified", choices=SPLITS
+    )
 
     method: str = _text("lm", "how examples' gradients are bounded and combined; sgd is not private", choices=METHODS)
     weights: str = _text("private", "where the layer weights of lm come from; batch is not certified", choices=SOURCES)
@@ -103,10 +132,10 @@ class Config:
     public: str | None = _text(None, "public data for weights = public; the shadow data unless given", optional=True)
     epsilon: float = _number(5.0, "the privacy budget", low=0, open_low=True)
     delta: float = _number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
+    allow_large_delta: bool = _switch(False, "allow a delta of 1 / examples or more: not certified")
+    public_size: bool = _switch(True, "whether the number of private examples is public; if not, not certified")
     accountant: str = _text("rdp", "pld gives less noise for the same epsilon, and takes longer", choices=ACCOUNTANTS)
-    noise: str = _text(
-        "fast", "secure defends against attacks on the last bits of floating-point noise", choices=NOISES
-    )
+    noise: str = _text("fast", "secure keeps the key of the noise from being copied", choices=NOISES)
 
     epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
     sample_rate: float = _number(0.01, "q: the chance of each example to be in a batch", low=0, open_low=True, high=1)
@@ -132,6 +161,9 @@ class Config:
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             object.__setattr__(self, name, setting.check(name, getattr(self, name)))
+        names = self.declared_classes
+        if names == 0 or (isinstance(names, tuple) and len(set(names)) < len(names)):
+            raise ValueError(f"classes is {self.classes!r}; it must be a number of at least 1, or names, each once")
         if self.channels == 2:
             raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
         if self.noise == "secure" and self.seed is not None:
@@ -140,6 +172,13 @@ class Config:
         if method.reweighted and self.weights not in method.sources:
             needed = (f"{name} ({'not ' if SOURCES[name].refuted else ''}certified)" for name in method.sources)
             raise ValueError(f"weights is {self.weights!r}; method {method.name} needs {' or '.join(needed)}")
+
+    @property
+    def declared_classes(self) -> int | tuple[str, ...] | None:
+        """How many classes there are, or their names."""
+        if self.classes is None or (self.classes.isascii() and self.classes.isdigit() and len(self.classes) < 7):
+            return int(self.classes) if self.classes else None
+        return tuple(name.strip() for name in self.classes.split(","))
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str = "configuration") -> Config:
@@ -154,13 +193,14 @@ class Config:
             raise ValueError(f"{origin}: {error}") from None
 
     @classmethod
-    def load(cls, path: str | Path) -> Config:
+    def load(cls, path: str | Path, **unless_set: Any) -> Config:
+        """From a TOML file; `unless_set` takes the place of defaults."""
         path = Path(path)
         try:
             values = tomllib.loads(path.read_bytes().decode("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
-        return cls.of(values, str(path))
+        return cls.of({**unless_set, **values}, str(path))
 
     def changed(self, **values: Any) -> Config:
         return replace(self, **values)

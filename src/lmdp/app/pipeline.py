@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from lmdp.accounting import check_delta
 from lmdp.app import training
+from lmdp.app.account import begin, open_account, refuse_inferred, sides
 from lmdp.app.config import Config
 from lmdp.app.progress import Show
 from lmdp.app.reports import story, summary, write_report
@@ -18,6 +20,7 @@ from lmdp.audit.model import audit as audit_model
 from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import Images, Source, load
+from lmdp.data.records import encoded
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
 from lmdp.methods import METHODS, SOURCES
@@ -32,7 +35,14 @@ AUDIT_LIMIT = 10_000
 
 def private_data(config: Config, show: Show) -> Source:
     show.say(f"data: {config.data}")
-    source = load(config.data, size=config.size, channels=config.channels, say=show.say)
+    source = load(
+        config.data,
+        size=config.size,
+        channels=config.channels,
+        classes=config.declared_classes,
+        splits=config.splits,
+        say=show.say,
+    )
     if not source.classes:
         raise ValueError(f"data {config.data!r} has 0 classes; a model needs labelled examples")
     return source
@@ -80,22 +90,22 @@ def train(
     """One run folder with a trained model, its metrics, its privacy statement and a report."""
     folder = RunFolder(out)
     with folder.claim():
+        config = folder.resumed(config)
         folder.check(config, resume=resume)
         source = source or private_data(config, show)
         if risk is None and config.risk is not None:  # a resumed run goes on with the profile it began with
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         model = fresh_model(config, source)
-        job = training.prepare(config, model, source.train, risk=risk, public=public_examples(config, source, show))
-        if METHODS[config.method].private and config.delta * len(source.train) >= 1:
-            show.say(
-                f"note: delta {config.delta:g} is not below 1 / {len(source.train)} examples: such a promise allows to "
-                "publish somebody's data whole. Choose a smaller delta."
-            )
+        account, members = open_account(config, source, folder, model)
+        if members is not None and (changes := members.test_changes(source.test)):
+            show.say(f"note: the test examples have changed: compared with those of the run so far, {changes}")
+        public = public_examples(config, source, show)
+        job = training.prepare(config, model, source.train, risk=risk, public=public, account=account)
+        begin(account, members, folder)
         folder.begin(config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
-        statement = training.run(job, folder, None if source.test is None else source.test.tensors(), show)
-        write_json(folder / "privacy.json", statement.to_dict())
+        training.run(job, folder, None if source.test is None else source.test.tensors(), show)
         write_report(folder, story([folder], command, risk))
     return folder
 
@@ -109,9 +119,11 @@ def audit(
     nonmembers: str | None = None,
     source: Source | None = None,
     epsilon_runs: int = 0,
+    changed_data: bool = False,
 ) -> AuditReport:
     """Attack every layer of a finished run: its training examples against held-out ones.
 
+    Refused where these are no longer the examples of the training, unless `changed_data` asks for those that are left.
     With `epsilon_runs`, also bound the epsilon of its training from below.
     """
     folder = RunFolder(out)
@@ -120,15 +132,25 @@ def audit(
     if not folder.finished:
         raise ValueError(f"{out} holds an unfinished run. Finish it with lmdp train --resume, then audit it.")
     with folder.claim():
-        config = Config.load(folder / "config.toml")
+        config = folder.config()
         source = source or private_data(config, show)
         model = fresh_model(config, source)
         load_model(folder / "model.safetensors", model)
-        inside = _examples(members, source.train, source, show)
-        outside = _examples(nonmembers, source.test, source, show)
+        inside, outside, note = sides(
+            folder,
+            _examples(members, source.train, source, show),
+            _examples(nonmembers, source.test, source, show),
+            chosen=members is not None,
+            changed_data=changed_data,
+        )
+        if note:
+            show.say(note)
         with show.bar(f"audit {config.method}", 1.0):
-            both = [(training.laid_out(inputs, model), y) for inputs, y in (inside.tensors(), outside.tensors())]
+            parts = [i.take_random(AUDIT_LIMIT) if len(i) > AUDIT_LIMIT else i for i in (inside, outside)]
+            both = [(training.laid_out(inputs, model), y) for inputs, y in (part.tensors() for part in parts)]
             report = audit_model(model, *both, seed=config.seed or 0, progress=show.say, part=show.part)
+        if changed_data:
+            report = replace(report, warning=f"{note}; {report.warning}")
         write_json(folder / "audit.json", report.to_dict())
         if epsilon_runs:
             from lmdp.app.bounds import bound_epsilon
@@ -162,8 +184,12 @@ def compare(
     """Estimate risk once, train and audit each method, and report them side by side."""
     whole = RunFolder(out)
     with whole.claim():
+        config = whole.resumed(config)
         whole.check(config, resume=resume)
         source = private_data(config, show)
+        if any(METHODS[method].private for method in methods) and not whole.has_run:
+            refuse_inferred(source, config)
+            check_delta(config.delta, len(source.train), allowed=config.allow_large_delta)
         fresh_model(config, source)
         whole.begin(config)
         risk = _risk_of(config, whole, source, show)
@@ -178,7 +204,8 @@ def compare(
             folders.append(folder)
         told = story(folders, command, risk)
         write_report(whole, told)
-        write_json(whole / "results.json", {folder.path.name: summary(folder) for folder in folders})
+        results = {folder.path.name: summary(folder) for folder in folders}
+        write_json(whole / "results.json", {"results": results, "together": encoded(told.together)})
     return Comparison(out, tuple(folders), told)
 
 
@@ -232,12 +259,10 @@ def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor,
 def _examples(spec: str | None, default: Images | None, source: Source, show: Show) -> Images:
     if spec is not None:
         size, channels = _image_shape(source.train.shape)
-        images = load(spec, size=size, channels=channels, say=show.say).train
-    elif default is not None:
-        images = default
-    else:
+        return load(spec, size=size, channels=channels, say=show.say).train
+    if default is None:
         raise ValueError(f"data {source.spec!r} has no test part; name examples that were not trained on: --nonmembers")
-    return images.take_random(AUDIT_LIMIT, 0) if len(images) > AUDIT_LIMIT else images
+    return default
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int | None, int | None]:

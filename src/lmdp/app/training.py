@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from lmdp.app.account import Account
 from lmdp.app.config import Config
 from lmdp.app.progress import Bar, Interrupted, Show, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.data import EpochOrder
+from lmdp.guards import VIOLATED, Verdict
+from lmdp.lineage import Lineage, Spending
 from lmdp.methods import METHODS
 from lmdp.models import accuracy
 from lmdp.private import PrivacyEngine, PrivacyStatement
@@ -38,6 +42,7 @@ class Job:
     loader: DataLoader[Any]
     engine: PrivacyEngine | None
     total: int
+    account: Account
     _plain_steps: int = 0
 
     @property
@@ -57,9 +62,11 @@ class Job:
         return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
 
     def begin_step(self) -> None:
-        """Dropout, which needs no secrecy, follows from the seed and the step: a resumed run repeats it."""
-        words = np.random.SeedSequence([self.config.seed or 0, self.steps]).generate_state(1)
-        torch.manual_seed(int(words[0]))
+        """Dropout follows from seed and step, so that a resumed run repeats it; without a seed, nobody knows it."""
+        seed = secrets.randbits(63)
+        if self.config.seed is not None:
+            seed = int(np.random.SeedSequence([self.config.seed, self.steps]).generate_state(1)[0])
+        torch.default_generator.manual_seed(seed)
 
     def step(self, inputs: Tensor, labels: Tensor) -> None:
         self.model.train()
@@ -70,7 +77,7 @@ class Job:
 
     def statement(self) -> PrivacyStatement:
         if self.engine is not None:
-            return self.engine.privacy_statement(self.config.delta)
+            return self.account.stated(self.engine.privacy_statement(self.config.delta))
         size = len(self.loader.dataset)  # type: ignore[arg-type]
         batch = self.loader.batch_size or 1
         return PrivacyStatement(
@@ -87,8 +94,29 @@ class Job:
             method=self.config.method,
             weight_source="none",
             noise_source="none",
-            reasons=(f"method {self.config.method!r} neither clips nor adds noise: it promises nothing",),
+            verdicts={
+                "numbers": Verdict(
+                    VIOLATED, f"method {self.config.method!r} neither clips nor adds noise: it promises nothing"
+                )
+            },
         )
+
+    def privacy(self) -> dict[str, Any]:
+        """The content of privacy.json."""
+        return {**self.statement().to_dict(), "account": list(self.account.said)}
+
+    def spent(self) -> tuple[Spending, ...]:
+        """For the weights as they are now."""
+        statement = self.statement()
+        private = self.engine is not None
+        return self.account.lineage.spent(
+            statement.noise_multiplier, statement.sample_rate, self.steps, certified=not private or statement.certified
+        )
+
+    def release(self) -> None:
+        """Remember the weights as they are now: whoever trains on from them begins after what they cost."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.account.lineage.record(trained, self.spent())
 
     def checkpoint(self, metrics: list[dict[str, Any]]) -> Checkpoint:
         engine = {"steps": self.steps} if self.engine is None else self.engine.state_dict()
@@ -120,9 +148,11 @@ def prepare(
     *,
     risk: Any,
     public: Any,
+    account: Account | None = None,
     engine: PrivacyEngine | None = None,
 ) -> Job:
     """Model, optimizer and loader for the configured method; the noise is calibrated here."""
+    account = account or Account(Lineage({}))
     size = len(private)  # type: ignore[arg-type]
     batch = max(1, round(config.sample_rate * size))
     method = METHODS[config.method]
@@ -133,11 +163,12 @@ def prepare(
     total = math.ceil(config.epochs * per_epoch - 1e-9)
     if not method.private:
         order = EpochOrder(size, batch, config.seed or 0)
-        job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total)
+        job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total, account)
         order.position = lambda: job.steps
         return job
     secure = config.noise == "secure"
     engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)
+    engine.lineage = account.lineage
     options: dict[str, Any] = {"weights": config.weights} if method.reweighted else {}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
@@ -152,13 +183,15 @@ def prepare(
         emphasis=config.emphasis,
         public_data=public,
         max_physical_batch_size=config.max_physical_batch_size,
+        looks_besides=True,  # steps are counted, not batches
         seed=config.seed,
+        allow_large_delta=config.allow_large_delta,
         **options,
     )
-    return Job(config, model, optimizer, loader, engine, total)
+    return Job(config, model, optimizer, loader, engine, total, account)
 
 
-def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> PrivacyStatement:
+def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> None:
     """Train to the end (from the newest checkpoint, if there is one), and leave model and privacy statement behind."""
     metrics = _restored(job, folder, show)
     clock = Clock(float(metrics[-1].get("seconds", 0.0)) if metrics else 0.0)
@@ -180,11 +213,12 @@ def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: S
         if not metrics or metrics[-1]["step"] < job.steps:  # the last steps were lost, and there are none left
             metrics.append(_row(job, test, clock))
             _publish(job, folder, metrics, board)
-    statement = job.statement()
+    privacy, spent = job.privacy(), job.spent()
+    job.release()
     if job.engine is not None:
         job.engine.detach()
-    save_model(folder / "model.safetensors", job.model)
-    return statement
+    save_model(folder / "model.safetensors", job.model, spent)
+    write_json(folder / "privacy.json", privacy)
 
 
 def run_through(job: Job) -> nn.Module:
@@ -201,7 +235,7 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     """
     checkpoint = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
     if checkpoint is None:
-        write_json(folder / "privacy.json", job.statement().to_dict())
+        write_json(folder / "privacy.json", job.privacy())
         folder.publish(job.checkpoint([]), job.config.keep_checkpoints)
         return []
     job.restore(checkpoint)
@@ -224,13 +258,10 @@ def laid_out(inputs: Tensor, model: nn.Module) -> Tensor:
 
 def _steps(job: Job) -> Iterator[int]:
     """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step."""
-    begun = -1
     while job.steps < job.total:
         for inputs, labels in job.loader:
             before = job.steps
-            if begun < before:
-                begun = before
-                job.begin_step()
+            job.begin_step()
             job.step(inputs, labels)
             if job.steps > before:
                 yield job.steps
@@ -257,7 +288,8 @@ def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str
 
 def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: Board) -> None:
     """The statement first: what is spent is on record before anything that it paid for can be seen."""
-    write_json(folder / "privacy.json", job.statement().to_dict())
+    write_json(folder / "privacy.json", job.privacy())
+    job.release()
     folder.publish(job.checkpoint(metrics), job.config.keep_checkpoints)
     board.add(metrics[-1])
 

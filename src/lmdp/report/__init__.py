@@ -22,7 +22,7 @@ page.css, page.js   the only style and script of a page
 
 from lmdp.report.charts import figures
 from lmdp.report.page import render
-from lmdp.report.story import Story, Trained
+from lmdp.report.story import Story, Together, Trained
 from lmdp.report.verdict import verdict
 
-__all__ = ["Story", "Trained", "figures", "render", "verdict"]
+__all__ = ["Story", "Together", "Trained", "figures", "render", "verdict"]

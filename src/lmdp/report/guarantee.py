@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from lmdp.report.html import listing, named, pairs, paragraph, section
 from lmdp.report.svg import Style, el, text
-from lmdp.report.values import epsilon, epsilon_text, finite, is_certified, small, standing
+from lmdp.report.values import (
+    NOT_ESTABLISHED,
+    Assumed,
+    assumed,
+    epsilon,
+    epsilon_text,
+    finite,
+    is_certified,
+    small,
+    standing,
+)
 
 if TYPE_CHECKING:
     from lmdp.report.story import Trained
@@ -26,6 +36,8 @@ FIELDS = {
     "noise_source": "noise from",
     "accountant": "accountant",
 }
+MARKS = {"holds": "✓", "violated": "✗", NOT_ESTABLISHED: "?"}
+"""A state is told by a word and a mark, and not by colour alone."""
 
 
 def guarantees(trained: Sequence[Trained]) -> str:
@@ -55,12 +67,34 @@ def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: boo
     parts = [el("h3", named(name, style)), el("p", text(promise), badge, class_="promise")]
     fields = {label: privacy[key] for key, label in FIELDS.items() if key in privacy}
     parts.append(pairs([(k, text(f"{v:.6g}" if isinstance(v, float) else str(v))) for k, v in fields.items()]))
-    if not good:
-        reasons = _texts(privacy, "reasons") or ["the statement gives no reason"]
-        parts.append(el("div", el("strong", "Not certified because", class_="bad"), listing(reasons), class_="reasons"))
+    rows = assumed(privacy)
+    parts.append(_assumptions(rows))
+    said = " ".join(row.how for row in rows)
+    if others := [reason for reason in _texts(privacy, "reasons") if reason not in said]:
+        parts.append(el("div", el("strong", "Not certified because", class_="bad"), listing(others), class_="reasons"))
+    parts += [paragraph(f"Checked: {seen}.", "note after") for seen in _texts(privacy, "checks")]
     if with_gaps and (gaps := _texts(privacy, "not_covered")):
         parts += [el("h3", "Not covered", class_="gap"), listing(gaps)]
     return el("article", *parts, class_="card")
+
+
+def _assumptions(rows: Sequence[Assumed]) -> str:
+    """What the proof assumes and what is known of it; first what does not hold."""
+    ordered = sorted(rows, key=lambda row: row.holds)
+    missing = sum(not row.holds for row in rows)
+    without = f"{missing} of {len(rows)} assumptions of the proof cannot be relied on:"
+    said = without if missing else f"All {len(rows)} assumptions of the proof hold:"
+    head = el("tr", el("th", "assumption", scope="col"), el("th", "state", scope="col"))
+    body = (_assumption(row) for row in ordered)
+    table = el("table", el("thead", head), el("tbody", *body), class_="assumptions")
+    return paragraph(said, "note after") + table
+
+
+def _assumption(row: Assumed) -> str:
+    mark = el("span", MARKS[row.state], class_="mark-of-state", aria_hidden="true")
+    state = el("span", mark, " " + row.state, class_="good" if row.holds else "bad")
+    told = el("span", text(row.sentence)) + el("div", text(row.how), class_="how")
+    return el("tr", el("th", told, scope="row"), el("td", state))
 
 
 def _texts(privacy: Mapping[str, Any], key: str) -> list[str]:

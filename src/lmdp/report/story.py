@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lmdp.report.values import epsilon_text, small
+
 if TYPE_CHECKING:
     from lmdp.report.drawn import Audit, Bound
     from lmdp.risk.profile import RiskProfile
@@ -29,6 +31,27 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Together:
+    """What several private models of the same data cost, if all are released, or if one is chosen by comparing them.
+
+    The choice follows from all of them, so that it tells of all, whichever is kept.
+    """
+
+    models: tuple[str, ...]
+    epsilon: float
+    delta: float
+    certified: bool
+
+    def __str__(self) -> str:
+        *first, last = self.models
+        claim = "" if self.certified else ", claimed, NOT certified"
+        return (
+            f"Releasing all of {', '.join(first)} and {last}, or choosing among them by these results, costs epsilon "
+            f"{epsilon_text(self.epsilon)} (delta {small(self.delta)}{claim}): they were trained on the same data."
+        )
+
+
+@dataclass(frozen=True)
 class Story:
     """Everything one report shows, and the exact command that made it."""
 
@@ -41,3 +64,4 @@ class Story:
     date: str = ""
     version: str = ""
     bounds: tuple[Bound, ...] = ()
+    together: Together | None = None

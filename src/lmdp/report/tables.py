@@ -29,9 +29,10 @@ MEASURED = ("AUC", "error rate", "TPR at 1 % FPR", "TPR at 0.1 % FPR", "best att
 
 
 def models(story: Story) -> str:
-    """One row per model."""
+    """One row per model; and, of several private ones, what they cost in all."""
     heads = ("model", "test accuracy", "epsilon", "peak layer", "peak layer AUC", "TPR at 1 % FPR", "model output AUC")
-    return _table("All models", heads, (_model(trained) for trained in story.trained), wordy={3})
+    table = _table("All models", heads, (_model(trained) for trained in story.trained), wordy={3})
+    return table + (el("p", text(str(story.together)), class_="note after") if story.together else "")
 
 
 def layers(models: Sequence[tuple[str, Audit]]) -> str:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from lmdp.report.story import Trained
 
 CERTIFIED, CLAIMED = "certified", "claimed, NOT certified"
+STATES = HOLDS, VIOLATED, NOT_ESTABLISHED = "holds", "violated", "not established"
+UNJUDGED = "written before assumptions were judged one by one"
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,39 @@ def small(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}".replace("e-0", "e-")
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """One assumption of the proof: what is known of it, and how."""
+
+    sentence: str
+    state: str
+    how: str
+
+    @property
+    def holds(self) -> bool:
+        return self.state == HOLDS
+
+
+def assumed(privacy: Mapping[str, Any]) -> list[Assumed]:
+    """What a privacy statement says of its assumptions; of one that says nothing, nothing is established.
+
+    In sentences where the statement brings its `table` (assumption, state, how), else by the names in `verdicts`.
+    """
+    rows: list[Any] = []
+    if isinstance(table := privacy.get("table"), list | tuple):
+        rows = [row for row in table if isinstance(row, list | tuple) and len(row) == 3]
+    elif isinstance(verdicts := privacy.get("verdicts"), Mapping):
+        judged = ((key, value if isinstance(value, Mapping) else {}) for key, value in verdicts.items())
+        rows = [(key, value.get("state"), value.get("how", "the statement does not say how")) for key, value in judged]
+    if not rows:
+        return [Assumed("what the proof assumes", NOT_ESTABLISHED, UNJUDGED)]
+    return [Assumed(str(a), str(state) if state in STATES else NOT_ESTABLISHED, str(how)) for a, state, how in rows]
+
+
 def is_certified(privacy: Mapping[str, Any]) -> bool:
-    return privacy.get("certified") is True and not privacy.get("reasons")
+    """Only if the statement says so, gives no reason against it, and every assumption holds."""
+    said = privacy.get("certified") is True and not privacy.get("reasons")
+    return said and all(row.holds for row in assumed(privacy))
 
 
 def standing(privacy: Mapping[str, Any]) -> str:

@@ -57,13 +57,13 @@ def run(
 
 
 def plans(models: Sequence[str] = ("dcnn", "transformer"), *, channels_last: bool = False) -> dict[str, str]:
-    """`engine.plan()` of these models after one step: which rule every module uses, and why."""
+    """`engine.plan()` of these models after one step: which rule every module uses, and why, on data made up."""
     texts = {}
     for name in dict.fromkeys(case_name(name) for name in models):
         case = CASES[name].laid_out(channels_last=channels_last)
         engine, step = attached(case.model(), *case.batch(), "lm", "private")
         step()
-        texts[name] = f"{case.title}, {case.memory_format}\n{engine.plan()}"
+        texts[name] = f"{case.title}, {case.memory_format}\n{engine.plan(numbers=True)}"
     return texts
 
 

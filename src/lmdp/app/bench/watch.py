@@ -20,9 +20,9 @@ from typing import Any
 
 WATCHED = {
     "stepping": ["lmdp.app.training:_steps"],
-    "step": ["lmdp.app.training:Job.step"],
+    "release": ["lmdp.private.step:PrivateStep.release"],
     "loading": ["lmdp.private.sampling:PoissonLoader.__iter__"],
-    "noise": ["lmdp.private.noise:Entropy.noise", "lmdp.private.noise:GaussianNoise.like"],
+    "noise": ["lmdp.private.noise:Entropy.noise", "lmdp.private.noise:GaussianNoise.added"],
     "ledger": ["lmdp.accounting:Ledger.check_next", "lmdp.accounting:Ledger.record_step"],
     "epsilon": ["lmdp.accounting:Ledger.epsilon"],
     "logging": ["lmdp.app.training:Clock.draw", "lmdp.app.training:_row", "lmdp.app.training:_publish"],

@@ -2,11 +2,13 @@
 
 folder       a run folder: claimed by one process, checked, published to, continued from
 checkpoint   checkpoints and models as safetensors
+members      which examples a run was trained on, as keyed digests
 files        files that appear whole or not at all
 """
 
-from lmdp.app.runs.checkpoint import Checkpoint, load_model, save_model
+from lmdp.app.runs.checkpoint import Checkpoint, load_model, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
 from lmdp.app.runs.folder import RunFolder
+from lmdp.app.runs.members import Members
 
-__all__ = ["Checkpoint", "RunFolder", "load_model", "save_model", "write", "write_json"]
+__all__ = ["Checkpoint", "Members", "RunFolder", "load_model", "save_model", "spent_for", "write", "write_json"]

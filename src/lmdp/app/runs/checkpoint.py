@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmdp.app.runs.files import write
 from lmdp.data.records import MAY_BE_MISSING, Amount, Count, decoded
+from lmdp.lineage import Spending, from_metadata, metadata
 
 FORMAT = 1
 
@@ -122,10 +123,22 @@ def _digest(tensors: Mapping[str, Tensor], rest: str) -> str:
     return digest.hexdigest()
 
 
-def save_model(path: Path, model: torch.nn.Module) -> None:
+def save_model(path: Path, model: torch.nn.Module, spent: Sequence[Spending] = ()) -> None:
+    """The weights, and in the header what was spent for them."""
     from safetensors.torch import save
 
-    write(path, save(_copied(model.state_dict())))
+    write(path, save(_copied(model.state_dict()), metadata=metadata(spent) or None))
+
+
+def spent_for(path: Path) -> tuple[Spending, ...]:
+    """What the header of a model says; nothing of a model by an earlier version."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return from_metadata(file.metadata() or {}, str(path))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a readable model ({error})") from None
 
 
 def load_model(path: Path, model: torch.nn.Module) -> None:

@@ -1,6 +1,6 @@
 """A run folder: everything one training leaves behind, written so that a crash at any moment loses nothing.
 
-    config.toml  metrics.jsonl  model.safetensors  privacy.json  audit.json  report.html  checkpoints/
+    config.toml  metrics.jsonl  model.safetensors  privacy.json  audit.json  report.html  checkpoints/  private/
 
 Metrics appear together with the checkpoint they belong to, so nothing of a step that a crash discards has been seen
 anywhere. A checkpoint that was being written counts as seen: it is used if it is whole, and charged for if it is not.
@@ -62,7 +62,7 @@ class RunFolder:
                 f"{self.path} is in use by another process. Wait for it, or choose another folder."
             ) from None
         try:
-            for path in [*unfinished(self.path), *unfinished(self / "figures")]:
+            for path in (p for at in (".", "figures", "private") for p in unfinished(self / at)):
                 path.unlink(missing_ok=True)
             yield
         finally:
@@ -70,6 +70,14 @@ class RunFolder:
                 (self / ".lock").unlink()
                 self.path.rmdir()
             lock.release()
+
+    def config(self) -> Config:
+        """Of the run. Where it does not say how examples were split, that was by position: nobody could choose then."""
+        return Config.load(self / "config.toml", splits="position")
+
+    def resumed(self, config: Config) -> Config:
+        """The same, with what a run that goes on cannot change."""
+        return config.changed(splits=self.config().splits) if self.has_run else config
 
     def begin(self, config: Config) -> None:
         """Write the configuration of a new run. Call `check` first, and begin when nothing can be refused any more."""
@@ -82,7 +90,7 @@ class RunFolder:
             return
         if not resume:
             raise ValueError(f"{self.path} holds a run already. Continue it with --resume, or choose another folder.")
-        saved = Config.load(self / "config.toml").to_dict()
+        saved = self.config().to_dict()
         now = config.to_dict()
         if differing := {
             key: (saved.get(key), now.get(key)) for key in {*saved, *now} if saved.get(key) != now.get(key)

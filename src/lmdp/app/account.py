@@ -1,0 +1,170 @@
+"""What a run's account rests on beside its steps: what was spent before, and whether what is published is public."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lmdp.accounting import check_delta
+from lmdp.app.config import Config
+from lmdp.app.runs import Members, RunFolder, write_json
+from lmdp.data import Images, Source
+from lmdp.data.records import encoded, read_object
+from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
+from lmdp.lineage import Lineage, Spending, dataset_digest, spendings
+from lmdp.methods import METHODS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lmdp.private import PrivacyStatement
+
+EARLIER = "private/earlier.json"
+SIZE_IS_PUBLIC = (
+    "the number of training examples counts as public: it can be read off the sample rate and the expected batch size"
+)
+SIZE_IS_NOT = (
+    "the number of training examples is not public (public_size = false), but it can be read off the sample rate and "
+    "the expected batch size"
+)
+
+
+@dataclass(frozen=True)
+class Account:
+    """Beside the steps of a training: `doubts` are why it is not certified, `said` is what a reader must know."""
+
+    lineage: Lineage
+    doubts: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+    def stated(self, statement: PrivacyStatement) -> PrivacyStatement:
+        """The statement of an engine that was given this lineage, with what it cannot know."""
+        if not self.doubts:
+            return statement
+        before = statement.verdicts["account"]
+        reasons = dict.fromkeys([*([] if before.holds else [before.how]), *self.doubts])
+        account = Verdict(VIOLATED if before == VIOLATED else NOT_ESTABLISHED, "; ".join(reasons))
+        return replace(statement, verdicts={**statement.verdicts, "account": account})
+
+
+def open_account(config: Config, source: Source, folder: RunFolder, model: nn.Module) -> tuple[Account, Members | None]:
+    """The account of a run that begins or goes on, before its first step; and who is in it.
+
+    Refused: data that is not that of the run so far, and what would publish a private fact.
+    """
+    private = METHODS[config.method].private
+    digest = dataset_digest(source.train)
+    if folder.has_run:
+        members = Members.read(folder)
+        _refuse_changes(folder, members, source)
+    else:
+        members = Members.of(source, _run_name(config, digest, model))
+    if private and not folder.has_run:
+        refuse_inferred(source, config)
+    large = check_delta(config.delta, len(source.train), allowed=config.allow_large_delta) if private else ""
+    lineage = Lineage(
+        dict([*model.named_parameters(), *model.named_buffers()]),
+        run="" if members is None else members.run,
+        dataset=digest,
+        inherited=_inherited(folder),
+    )
+    doubts = {
+        f"the shape of the model was read off the private examples: {'; '.join(map(str, source.inferred))}": bool(
+            source.inferred
+        ),
+        f"{source.spec} is split by position (splits = position): one example moves others in and out of the training "
+        "data": source.by_position,
+        "this run began without digests of its examples: they may have been others when it was resumed": members
+        is None,
+        SIZE_IS_NOT: not config.public_size,
+        large: bool(large),
+        **dict.fromkeys(lineage.doubts, True),
+    }
+    said = (SIZE_IS_PUBLIC if config.public_size else "", *lineage.said)
+    return Account(lineage, tuple(d for d, holds in doubts.items() if holds), tuple(filter(None, said))), members
+
+
+def begin(account: Account, members: Members | None, folder: RunFolder) -> None:
+    """Write down who is in a new run, and what was spent before it."""
+    if folder.has_run:
+        return
+    folder.path.mkdir(exist_ok=True)
+    if members is not None:
+        members.save(folder)
+    if account.lineage.earlier:
+        write_json(folder / EARLIER, {"spent": encoded(account.lineage.earlier)})
+
+
+def refuse_inferred(source: Source, config: Config) -> None:
+    """Refuse a shape that follows from private examples: one of them could change what is published.
+
+    Runs of old, which are split by position, go on as they began, and are not certified.
+    """
+    if source.inferred and config.splits != "position":
+        raise ValueError(
+            f"{source.spec}: the model would show in its shape what was read off the private examples; "
+            f"{'; '.join(map(str, source.inferred))}"
+        )
+
+
+def sides(
+    folder: RunFolder, inside: Images, outside: Images, *, chosen: bool, changed_data: bool
+) -> tuple[Images, Images, str]:
+    """Those who were trained on and those who were not, by the run's own digests, and what is to be said of them.
+
+    Refused where one side holds examples of the other, or where a run's own training examples are no longer all there;
+    with `changed_data`, those that are left are taken. `chosen` says that the members were named, and may be fewer.
+    """
+    members = Members.read(folder)
+    if members is None:
+        return (
+            inside,
+            outside,
+            "note: this run kept no digests of its examples: whether these are its members is unknown",
+        )
+    changes = members.train_changes(inside)
+    lost = 0 if chosen else len(changes.gone)
+    strangers = [i for i, trained in enumerate(members.trained_on(inside)) if not trained]
+    trained_on = [i for i, trained in enumerate(members.trained_on(outside)) if trained]
+    if not (lost or strangers or trained_on):
+        return inside, outside, ""
+    told = (
+        f"the data has changed since {folder.path} was trained: compared with its training examples, {changes}; "
+        f"{len(trained_on)} of the non-members were trained on"
+    )
+    if not changed_data:
+        raise ValueError(
+            f"{told}. An audit would be about other examples. Restore them, or audit those that are left with "
+            "--changed-data."
+        )
+    kept = sorted(set(range(len(inside))) - set(strangers)), sorted(set(range(len(outside))) - set(trained_on))
+    if not all(kept):
+        raise ValueError(f"{told}. Nobody is left to compare.")
+    return inside.take(kept[0]), outside.take(kept[1]), f"{told}; these were left out"
+
+
+def _refuse_changes(folder: RunFolder, members: Members | None, source: Source) -> None:
+    if members is not None and (changes := members.train_changes(source.train)):
+        raise ValueError(
+            f"{folder.path} was begun with other training examples: compared with them, {changes}. Restore them, or "
+            "start a new run in another folder."
+        )
+
+
+def _run_name(config: Config, digest: str, model: nn.Module) -> str:
+    """Of a new run. One with a seed is the same training whenever it begins with the same weights on the same data."""
+    if config.seed is None:
+        return secrets.token_hex(16)
+    training = [config.to_dict(), digest, fingerprints(model.named_parameters())]
+    return hashlib.blake2b(json.dumps(training).encode(), digest_size=16).hexdigest()
+
+
+def _inherited(folder: RunFolder) -> tuple[Spending, ...]:
+    """What the run knew of when it began, whatever has become of the index since."""
+    path = folder / EARLIER
+    if not folder.has_run:
+        return ()
+    return spendings(read_object(path, "a list of earlier trainings").get("spent"), str(path)) if path.exists() else ()

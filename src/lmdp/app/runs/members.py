@@ -1,0 +1,114 @@
+"""Which examples a run was trained on: keyed digests, in a file that is private in name and first line.
+
+With the key, which is in the same file, one can ask of any example whether it was in the data. Nothing else of a run
+folder says so, and nothing that is made to be published does.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmdp.app.runs.files import write
+from lmdp.app.runs.folder import RunFolder
+from lmdp.data import Images, Source
+
+FILE = "private/members.txt"
+FIRST_LINE = (
+    "PRIVATE: keyed digests of the examples of this run, with their key. Whoever has this file can ask of anybody "
+    "whether they are in the data. Never publish it."
+)
+_FORM = re.compile(r"key ([0-9a-f]{64})\nrun ([0-9a-f]{32})\n((?:(?:train|test) [0-9a-f]{32}\n)+)")
+MOST_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How one list of examples differs from an older one: positions of what is gone, in that, and of what is new."""
+
+    gone: tuple[int, ...]
+    added: tuple[int, ...]
+    moved: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.added or self.moved)
+
+    def __str__(self) -> str:
+        parts = [_listed(self.gone, "gone"), _listed(self.added, "new")]
+        return " and ".join(filter(None, parts)) or ("the same, in another order" if self.moved else "the same")
+
+
+@dataclass(frozen=True)
+class Members:
+    """Digests of a run's examples, in their order; and `run`, which names the training."""
+
+    key: bytes
+    run: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source, run: str) -> Members:
+        key = secrets.token_bytes(32)
+        test = () if source.test is None else source.test.digests(key)
+        return cls(key, run, tuple(source.train.digests(key)), tuple(test))
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Members | None:
+        """None of a run that kept none, as earlier versions did."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        _, _, rest = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+        match = _FORM.fullmatch(rest)
+        if match is None:
+            raise ValueError(
+                f"{path} is damaged: it is no list of digests. Without it nobody knows who is in this run."
+            )
+        entries = [line.split() for line in match[3].splitlines()]
+        train, test = (tuple(digest for part, digest in entries if part == name) for name in ("train", "test"))
+        return cls(bytes.fromhex(match[1]), match[2], train, test)
+
+    def save(self, folder: RunFolder) -> None:
+        path = folder / FILE
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        entries = [f"train {digest}" for digest in self.train] + [f"test {digest}" for digest in self.test]
+        write(path, "\n".join([FIRST_LINE, f"key {self.key.hex()}", f"run {self.run}", *entries]) + "\n")
+        path.chmod(0o600)
+
+    def train_changes(self, images: Images) -> Changes:
+        return _changes(self.train, images.digests(self.key))
+
+    def test_changes(self, images: Images | None) -> Changes:
+        return _changes(self.test, [] if images is None else images.digests(self.key))
+
+    def trained_on(self, images: Images) -> list[bool]:
+        """Of each of these examples, whether it is among those of the training."""
+        trained = set(self.train)
+        return [digest in trained for digest in images.digests(self.key)]
+
+
+def _changes(before: Sequence[str], now: Sequence[str]) -> Changes:
+    gone, added = _beyond(before, now), _beyond(now, before)
+    return Changes(gone, added, moved=not gone and not added and list(before) != list(now))
+
+
+def _beyond(these: Sequence[str], those: Sequence[str]) -> tuple[int, ...]:
+    """Positions of what is in these more often than in those."""
+    left, positions = Counter(those), []
+    for position, digest in enumerate(these):
+        if left[digest]:
+            left[digest] -= 1
+        else:
+            positions.append(position)
+    return tuple(positions)
+
+
+def _listed(positions: Sequence[int], what: str) -> str:
+    if not positions:
+        return ""
+    shown = ", ".join(map(str, positions[:MOST_LISTED])) + (", …" if len(positions) > MOST_LISTED else "")
+    return f"{len(positions)} {'is' if len(positions) == 1 else 'are'} {what} (at {shown})"
