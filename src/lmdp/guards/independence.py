@@ -55,6 +55,8 @@ from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, OPEN, SEEDED, TAKEN
 MOST_CALLS = 8
 COMPANIES = 2
 """In which the model is run again."""
+ENOUGH_ROWS = 64
+"""Of a batch, in looks after the first one."""
 LOOKS = 2
 """In company, for a loss that could not be read: it may weigh or choose examples alike by chance."""
 OFTEN = 8
@@ -203,7 +205,7 @@ class Independence:
             return None
         self._wished = next_to_look_at(ways)
         rows = None if self._wished is None else self._wished.rows
-        return Wish(rows, again=company.again, alone=company.alone)
+        return Wish(rows, again=company.again, alone=company.alone, most=ENOUGH_ROWS if self._steps > 1 else None)
 
     def try_again(self) -> None:
         """Look once more at what could not be told."""

@@ -62,11 +62,13 @@ class Wish:
 
     again  which part should be the first once more, because an earlier look found a difference; 0 for none
     alone  whether that was found between an example among others and without them
+    most   how many of them are enough
     """
 
     rows: Tensor | None
     again: int = 0
     alone: bool = False
+    most: int | None = None
 
 
 BatchOf = Callable[[Tensor, bool], tuple[Any, bool]]
@@ -132,6 +134,7 @@ def look(
     if wish.again and before is not None:
         return before.parts(wish, batch_of), before
     rows = torch.empty(0, dtype=torch.long) if wish.rows is None else wish.rows
+    rows = rows[torch.randperm(len(rows), generator=_FRESH)[: wish.most].sort().values] if wish.most else rows
     fewest = max(2, min(FEWEST, most or FEWEST))
     candidates = _strangers(rows, CANDIDATES, dataset_size)
     order = _most_different_first(batch_of(candidates, True)[0], len(candidates))
