@@ -221,7 +221,7 @@ def variational(_: Path) -> lmdp.PrivacyEngine:
     return private(Coder(), vectors()).run(loss)
 
 
-@sound("Losses take turns; each is held still while it is looked at.")
+@sound("Losses take turns; each is held still while it is looked at.", releases=1)
 def losses_take_turns(_: Path) -> lmdp.PrivacyEngine:
     training = private(perceptron(), vectors())
     kinds: list[Loss] = [F.cross_entropy, lambda o, y: F.mse_loss(o, one_hot(y))]

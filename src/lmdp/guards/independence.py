@@ -128,7 +128,7 @@ class Independence:
         outputs = {}
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad:
-                leaves[i] = leaf.clone() if self._is_new or not leaf.dim() else leaf
+                leaves[i] = leaf.clone() if self._steps < OFTEN or not leaf.dim() else leaf
                 if leaf.shape[:1] == (size,) and size not in leaf.shape[1:]:
                     self._by_rows.add((i, leaf.dim()))  # of a batch as large as another dimension it is not sure
                 counts = leaf.shape[:1] == (size,) and (i, leaf.dim()) in self._by_rows
@@ -247,10 +247,6 @@ class Independence:
         }
 
     # -- how it judges -----------------------------------------------------------------------------------------------
-
-    @property
-    def _is_new(self) -> bool:
-        return not self._steps or any(way.open for way in (*self._losses, *self._models))
 
     def _ends(self, loss: Tensor, outputs: set[Any]) -> dict[Any, str]:
         """Where the loss ends and the model begins: at these outputs, and at modules that the loss reads past them."""

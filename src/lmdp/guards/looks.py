@@ -103,7 +103,7 @@ class Chosen:
 
     def with_others_left(self) -> Chosen:
         """The same look, with at most half of those who stay left alone."""
-        left = torch.randperm(len(self.shared), generator=_FRESH)[: 1 + secrets.randbelow(len(self.shared) // 2 + 1)]
+        left = torch.randperm(len(self.shared), generator=_FRESH)[: 2 + secrets.randbelow(len(self.shared) // 2 + 1)]
         return replace(self, few=_moved(self.shared[left]))
 
     def parts(self, wish: Wish, batch_of: BatchOf) -> list[tuple[Any, Delivery]]:

@@ -24,6 +24,7 @@ class Training(Protocol):
 
 
 _TRAININGS: weakref.WeakSet[Training] = weakref.WeakSet()
+_FORGOTTEN: list[Noted] = []
 
 
 @dataclass
@@ -39,7 +40,14 @@ class Noted:
     def follow(self, training: Training) -> None:
         """Note its weights once it is forgotten; of one that is forgotten nobody knows whether it was certified."""
         _TRAININGS.add(training)
-        weakref.finalize(training, self.record, certified=False).atexit = False
+        weakref.finalize(training, self._forgotten).atexit = False
+
+    def _forgotten(self) -> None:
+        """Called at any moment, also inside transforms of torch in which no number can be read: then it is put off."""
+        try:
+            self.record(certified=False)
+        except Exception:
+            _FORGOTTEN.append(self)
 
     @property
     def is_due(self) -> bool:
@@ -47,14 +55,16 @@ class Noted:
 
     def record(self, *, certified: bool) -> None:
         if self.is_due and self.lineage is not None:
-            self.steps, mechanism = self.ledger.steps, self.ledger.mechanism
+            steps, mechanism = self.ledger.steps, self.ledger.mechanism
             rate, sigma = mechanism.sample_rate, mechanism.noise_multiplier
-            spent = self.lineage.spent(sigma, rate, self.ledger.steps, certified=certified)
-            self.lineage.record(self.parameters, spent)
+            self.lineage.record(self.parameters, self.lineage.spent(sigma, rate, steps, certified=certified))
+            self.steps = steps
 
 
 def note_all_but(training: Training) -> None:
     """Of which nobody may have asked for a statement yet."""
+    while _FORGOTTEN:
+        _FORGOTTEN.pop().record(certified=False)
     for other in list(_TRAININGS):
         if other is not training:
             other.record()
