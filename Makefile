@@ -20,13 +20,15 @@ test: $(INSTALLED)  ## lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow" tests/device
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow" --ignore tests/device
 
 test-all: $(INSTALLED)  ## the same, and the slow tests, and the loops under sanitizers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist worksteal -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q tests/device
+	$(BIN)/python -m pytest -n auto --dist worksteal -q --ignore tests/device
 	$(MAKE) --no-print-directory sanitize
 
 sanitize: $(INSTALLED)  ## the tests of the loops under the compiler's sanitizers: address, undefined behaviour, threads

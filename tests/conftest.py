@@ -17,6 +17,8 @@ import torch
 
 from lmdp.gradients import compiled
 
+pytest_plugins = ["tests.device.plugin"]  # the fixture `pretend`: a second device
+
 torch.set_num_threads(1)
 
 LINEAGE = tempfile.mkdtemp(prefix="lmdp-lineage-")

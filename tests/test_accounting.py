@@ -7,11 +7,12 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from lmdp.accounting import (
     ACCOUNTANTS,
+    SMALLEST,
     Ledger,
     Mechanism,
     calibrate_noise,
@@ -56,7 +57,7 @@ def test_epsilon_agrees_with_opacus_within_one_percent_on_a_grid() -> None:
         peer = accountants.RDPAccountant()
         peer.history = [(sigma, rate, steps)]
         theirs = peer.get_epsilon(1e-5, alphas=orders)
-        ours = epsilon_spent(sigma, rate, steps=steps, delta=1e-5)
+        ours = epsilon_spent(sigma, rate, steps=steps, delta=1e-5, accountant="rdp")
         assert ours >= theirs * 0.99, (sigma, rate, steps)
         if theirs <= 20:
             assert ours <= theirs * 1.01, (sigma, rate, steps)
@@ -70,27 +71,40 @@ def test_pld_is_at_most_rdp(sigma: float, rate: float, steps: int) -> None:
     assert 0.5 * rdp < pld <= rdp
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
-    target=st.floats(0.3, 20),
+    target=st.floats(0.05, 5000),
     delta=st.sampled_from([1e-5, 1e-6]),
-    rate=st.floats(0.002, 0.2),
+    rate=st.floats(0.002, 1.0),
     steps=st.integers(1, 2000),
 )
+@example(target=716.8, delta=1e-6, rate=0.2175, steps=1466)  # e^epsilon is infinite
 def test_calibrated_noise_meets_the_target_and_hardly_less_would_not(
-    target: float, delta: float, rate: float, steps: int
+    accountant: str, target: float, delta: float, rate: float, steps: int
 ) -> None:
-    sigma = calibrate_noise(target_epsilon=target, target_delta=delta, sample_rate=rate, steps=steps)
-    assert epsilon_spent(sigma, rate, steps=steps, delta=delta) <= target
-    if sigma > 0.06:
-        assert epsilon_spent(0.99 * sigma, rate, steps=steps, delta=delta) > target
+    asked: Any = {"target_epsilon": target, "target_delta": delta, "sample_rate": rate, "steps": steps}
+    sigma = calibrate_noise(**asked, accountant=accountant)
+    told: Any = {"steps": steps, "delta": delta, "accountant": accountant}
+    assert epsilon_spent(sigma, rate, **told) <= target
+    if sigma > SMALLEST:
+        assert epsilon_spent(0.99 * sigma, rate, **told) > target
 
 
-def test_calibration_by_pld_needs_less_noise_and_meets_the_target() -> None:
-    question = {"target_epsilon": 3.0, "target_delta": 1e-5, "sample_rate": 0.01, "steps": 1000}
-    rdp, pld = calibrate_noise(**question), calibrate_noise(**question, accountant="pld")
-    assert pld < rdp
-    assert epsilon_spent(pld, 0.01, steps=1000, delta=1e-5, accountant="pld") <= 3.0
+@pytest.mark.parametrize("target", [1e-3, 3.0, 5000.0, 1e6])
+def test_calibration_by_pld_needs_at_most_the_noise_of_rdp_and_is_the_default(target: float) -> None:
+    question: Any = {"target_epsilon": target, "target_delta": 1e-5, "sample_rate": 0.01, "steps": 1000}
+    rdp, pld = (calibrate_noise(**question, accountant=name) for name in ("rdp", "pld"))
+    assert pld < rdp if target == 3.0 else pld <= rdp
+    assert calibrate_noise(**question) == pld
+    assert epsilon_spent(pld, 0.01, steps=1000, delta=1e-5) <= target
+
+
+@pytest.mark.parametrize("steps", [1, 10**4, 10**7])
+@pytest.mark.parametrize("sigma", [1e-3, 0.05, 30.0])
+def test_every_accountant_answers_within_memory_however_large_epsilon_is(sigma: float, steps: int) -> None:
+    pld, rdp = (epsilon_spent(sigma, 0.5, steps=steps, delta=1e-5, accountant=name) for name in ("pld", "rdp"))
+    assert 0 < pld <= rdp
 
 
 def test_no_steps_cost_nothing_and_no_noise_protects_nothing() -> None:

@@ -10,7 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmdp.audit import AuditReport, CheckReport, EpsilonBound, audit, audit_embeddings, audit_epsilon, check
+    from lmdp.audit import (
+        AuditReport,
+        CheckReport,
+        EpsilonBound,
+        audit,
+        audit_embeddings,
+        audit_epsilon,
+        check,
+        plant_canaries,
+    )
+    from lmdp.averages import WeightAverage
     from lmdp.guards import make_compatible
     from lmdp.layers import Layer, LayerMap
     from lmdp.private import PrivacyEngine, PrivacyStatement
@@ -27,12 +37,14 @@ __all__ = [
     "PrivacyEngine",
     "PrivacyStatement",
     "RiskProfile",
+    "WeightAverage",
     "audit",
     "audit_embeddings",
     "audit_epsilon",
     "check",
     "estimate_risk",
     "make_compatible",
+    "plant_canaries",
 ]
 
 _ROOM_OF = {
@@ -44,17 +56,19 @@ _ROOM_OF = {
     "PrivacyEngine": "lmdp.private",
     "PrivacyStatement": "lmdp.private",
     "RiskProfile": "lmdp.risk",
+    "WeightAverage": "lmdp.averages",
     "audit_embeddings": "lmdp.audit",
     "audit_epsilon": "lmdp.audit",
     "check": "lmdp.audit",
     "estimate_risk": "lmdp.risk",
     "make_compatible": "lmdp.guards",
+    "plant_canaries": "lmdp.audit",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Rooms are opened when they are first asked for, so that `lmdp --help` need not wait for torch."""
-    if name in ("audit", "data", "models", "report"):
+    if name in ("audit", "data", "integrations", "models", "report"):
         return importlib.import_module(f"lmdp.{name}")
     if name in _ROOM_OF:
         return getattr(importlib.import_module(_ROOM_OF[name]), name)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ADD_OR_REMOVE = "add or remove one example"
 STABILISER = 0.01
 """The gamma of Auto-S and DP-PSAC."""
+LEAST_SHARE = 2.0**-14
+"""Of an example's whole gradient. A layer that has less is not raised to its full share by `lm`: it may be rounding, as
+that of key biases in attention is, and rounding follows from who else is in the batch."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,8 @@ def _naive_perlayer(n: Tensor, C: float) -> Tensor:
 
 
 def _lm(n: Tensor, C: float) -> Tensor:
-    """Of U_l = sum_i (C_i / n_il) g_il; the step is w_l U_l."""
-    return over(clipped_norm(n, C), n)
+    """Of U_l = sum_i (C_i / n_il) g_il; the step is w_l U_l. A layer with next to no gradient has less than that."""
+    return over(clipped_norm(n, C), n.maximum(LEAST_SHARE * total(n)))
 
 
 def _by_name(*records: Any) -> dict[str, Any]:
@@ -141,3 +144,33 @@ METHODS: dict[str, Method] = _by_name(
     Method("lm", "LM-DP-SGD", _lm, sources=("private", "public", "fixed", "batch")),
     Method("lm-optimal", "LM-DP-SGD, bias-optimal", _lm, sources=("public", "batch"), optimal=True),
 )
+
+
+def check_source(name: str, method: Method, public_data: Any, private: Any) -> None:
+    """Refuse a source that does not exist, that the method cannot have, or that lacks its public data."""
+    if name not in SOURCES:
+        raise ValueError(f"weights is {name!r}; it must be one of {', '.join(SOURCES)}")
+    if method.reweighted and name not in method.sources:
+        verdicts = {each: "not certified" if SOURCES[each].refuted else "certified" for each in method.sources}
+        raise ValueError(
+            f"method {method.name!r} with weights={name!r}: such weights are computed from gradients. Use "
+            f"{' or '.join(f'weights={each!r} ({verdict})' for each, verdict in verdicts.items())}."
+        )
+    if SOURCES[name].needs_public_data and public_data is None:
+        raise ValueError(f"weights={name!r} needs public_data: (inputs, targets), a dataset or a data loader")
+    if public_data is not None and getattr(public_data, "dataset", public_data) is private:
+        raise ValueError("public_data is the private dataset itself. Pass examples that are public and not in it.")
+
+
+def check_unit_gain(method: Method, source: str) -> None:
+    """Refuse it for a method without such weights, and for weights that are private."""
+    if not method.reweighted or method.optimal:
+        raise ValueError(
+            f"unit_gain divides by layer weights that follow the risk, and method {method.name!r} has none. Use method "
+            "lm, or leave unit_gain out."
+        )
+    if SOURCES[source].refuted:
+        raise ValueError(
+            f"unit_gain divides by the layer weights, which are private with weights {source!r}. Use weights private, "
+            "public or fixed, or leave unit_gain out."
+        )

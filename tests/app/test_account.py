@@ -17,6 +17,7 @@ from lmdp.app import cli
 from lmdp.app.account import SIZE_IS_PUBLIC
 from lmdp.app.runs import Members, RunFolder, spent_for
 from lmdp.app.runs.members import FILE, FIRST_LINE
+from lmdp.audit import AuditReport
 from lmdp.data import Images, load
 from tests.app.test_cli import SMALL, make_npz
 from tests.data.files import random_images, save
@@ -157,7 +158,37 @@ def test_members_that_were_not_trained_on_are_refused(tmp_path: Path, capsys: py
     for words in (["--members", other], ["--nonmembers", spec]):
         assert cli.main(["audit", "run", "--quiet", *words]) == 2
         assert "was trained: compared with" in capsys.readouterr().err
-    assert cli.main(["audit", "run", "--quiet", "--nonmembers", other]) == 0
+
+
+def test_an_audit_of_chosen_examples_stands_beside_the_runs_own_and_says_what_it_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, other, third = (
+        make_npz(tmp_path / f"{name}.npz", seed=i) for i, name in enumerate(("mine", "other", "third"))
+    )
+    train("--data", spec)
+    Path("run/audit.json").write_text("the run's own")
+    mine = {name: Path("run", name).read_bytes() for name in ("audit.json", "report.html")}
+    capsys.readouterr()
+    written = []
+    for nonmembers in (other, third):
+        assert cli.main(["audit", "run", "--quiet", "--nonmembers", nonmembers]) == 0
+        said = capsys.readouterr().out
+        assert nonmembers in said
+        paths = [Path(line.partition(": ")[2]) for line in said.splitlines()[-2:]]
+        assert "as it was" in paths[1].read_text()
+        written.append(paths[0])
+    first, second = (json.loads(path.read_text())["used"] for path in written)
+    assert first["members"] | {"digest": ""} == {"spec": spec, "part": "train", "taken": 240, "of": 240, "digest": ""}
+    assert first["members"]["digest"] == second["members"]["digest"] != first["nonmembers"]["digest"]
+    assert first["nonmembers"]["digest"] != second["nonmembers"]["digest"]
+    assert AuditReport.load(written[0]).nonmembers == 240
+    assert cli.main(["audit", "run", "--json", "--members", spec, "--nonmembers", other]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both["used"] == first  # the same examples, said or not
+    assert Path(both["report"]).exists()
+    assert len(list(Path("run").glob("audit-*.json"))) == 3  # no choice takes the place of another
+    assert {name: Path("run", name).read_bytes() for name in mine} == mine
 
 
 @pytest.fixture

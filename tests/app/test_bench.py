@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pkgutil
 import subprocess
@@ -19,6 +20,7 @@ from lmdp.app import cli
 from lmdp.app.bench import contenders, growth, growth_text, measure, plans, run, table
 from lmdp.app.bench.cases import CASES, Case, case_name, out_of_place
 from lmdp.app.bench.growth import Sizes
+from lmdp.app.bench.language import Classifier, Encoder, LanguageModel, Recurrent, Siamese, low_rank
 from lmdp.app.bench.watch import WATCHED
 from lmdp.methods import METHODS
 from lmdp.models import VGG16, ResNet18
@@ -243,6 +245,49 @@ def test_plans_name_every_module_and_its_rule(capsys: pytest.CaptureFixture[str]
     assert "either" in plans(["s-cnn"])["scnn"]
     assert cli.main(["bench", "--plan", "--models", "s-cnn", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"scnn"}
+
+
+def tiny() -> Encoder:
+    return Encoder(vocabulary=50, width=12, depth=1, heads=2)
+
+
+TEXTS = {
+    "minilm": Case("", lambda: Classifier(width=12, encoder=tiny()), (3, 5), vocabulary=50),
+    "siamese": Case("", lambda: Siamese(tiny()), (3, 2, 5), classes=2, vocabulary=50),
+    "lora": Case("", lambda: Classifier(width=12, encoder=low_rank(tiny(), 2)), (3, 5), vocabulary=50),
+    "gpt2": Case("", lambda: LanguageModel(50, 12, 1, 2), (3, 5), classes=50, vocabulary=50, next_word=True),
+    "lstm": Case("", lambda: Recurrent(50, 6, 4), (3, 5), vocabulary=50),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_models_of_text_are_private_as_they_stand_and_have_the_batches_of_the_bench(name: str) -> None:
+    error = measure.exactness(TEXTS[name], examples=3)
+    assert error["double"] < 1e-12
+    assert error["single"] < 1e-4
+    full, small = CASES[name], TEXTS[name]
+    assert (len(full.shape), full.next_word) == (len(small.shape), small.next_word)
+    x, y = full.batch(2)
+    assert int(x.max()) < (full.vocabulary or 0)
+    assert y.shape == (x.shape if full.next_word else (2,))
+
+
+def test_a_low_rank_model_trains_changes_of_queries_and_values_and_its_head() -> None:
+    model = TEXTS["lora"].model()
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {f"0.blocks.0.{at}.{side}.weight" for at in ("query", "value") for side in "ab"} | {
+        "1.weight",
+        "1.bias",
+    }
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_contender_runs_on_models_of_text_or_says_why_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, name, TEXTS[name])
+    only = ["lmdp dpsgd", "naive", *(["hooks", "ghost"] if importlib.util.find_spec("opacus") else [])]
+    model = run(models=[name], steps=2, only=only, memory=False)["models"][name]
+    assert {"non-private SGD", "lmdp dpsgd"} <= set(model["rows"])
+    assert all(model["failed"].values())
 
 
 def test_the_transformer_of_the_bench_is_private_as_it_stands() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from lmdp.app import cli
 from lmdp.app.config import Config
+from lmdp.app.runs import RunFolder
 
 SMALL = ["--model", "s-cnn", "--size", "14", "--sample-rate", "0.25", "--epochs", "2"]
 
@@ -49,9 +50,14 @@ def test_risk_then_train_then_audit(tmp_path: Path, capsys: pytest.CaptureFixtur
     private, public = make_npz(tmp_path / "private.npz"), make_npz(tmp_path / "public.npz", seed=1)
     arguments = ["risk", "--model", "s-cnn", "--shadow", public, "--data", private, "--shadow-epochs", "2"]
     assert cli.main([*arguments, "--size", "14", "--out", "risk.json"]) == 0
+    *_, told, _, where = capsys.readouterr().out.splitlines()
+    assert told.startswith("Nothing was measured: ")
+    assert "--shadow-epochs 100" in told
+    assert where == "risk profile: risk.json"
     train = ["train", *SMALL, "--data", private, "--risk", "risk.json", "--out", "run"]
     assert cli.main(train) == 0
     said = capsys.readouterr()
+    assert "note: the risk profile does not tell layers apart, so that all count alike. Nothing was" in said.err
     assert "certified" in said.out
     assert "epsilon" in said.err
     assert {path.name for path in Path("run").iterdir()} >= {
@@ -61,8 +67,60 @@ def test_risk_then_train_then_audit(tmp_path: Path, capsys: pytest.CaptureFixtur
     report = json.loads(capsys.readouterr().out)
     assert [layer["name"] for layer in report["layers"]] == ["conv1", "conv2", "fc1", "fc2"]
     assert "not covered by any epsilon" in report["warning"]
+    assert 0.01 < report["tpr_limit_at_1pct"] < 0.3  # by epsilon 5 alone it would be 0.99
     page = Path("run/report.html").read_text()
+    assert f"<td>{report['tpr_limit_at_1pct']:.3f}</td>" in page
     assert "lmdp audit run --json" in page
+
+
+def test_the_limit_of_a_model_on_which_more_was_spent_follows_from_epsilon_alone(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmdp.app import reports
+    from lmdp.report.roc import Limit
+
+    folder = RunFolder(trained)
+    stated = json.loads((trained / "privacy.json").read_text())
+    by_curve = reports.tpr_limit(folder)
+    monkeypatch.setattr(reports, "spent_for", lambda path: ("the run's own", "an earlier one"))
+    by_epsilon = reports.tpr_limit(folder)
+    assert by_epsilon == Limit(stated["epsilon"], stated["delta"]).tpr(0.01)
+    assert by_curve is not None
+    assert by_curve < by_epsilon / 2
+
+
+def test_layers_are_weighed_by_a_risk_that_is_noise_only_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private, public = make_npz(tmp_path / "private.npz"), make_npz(tmp_path / "public.npz", seed=1)
+    risk = ["risk", "--model", "s-cnn", "--shadow", public, "--shadow-epochs", "1", "--size", "14", "--quiet"]
+    assert cli.main([*risk, "--out", "risk.json"]) == 0
+    first = {}
+    for name, words in {"alike": [], "measured": ["--risk-as-measured"]}.items():
+        train = ["train", *SMALL, "--data", private, "--risk", "risk.json", "--weights", "fixed", "--out", name]
+        assert cli.main([*train, *words]) == 0
+        assert ("all count alike" in capsys.readouterr().err) == (name == "alike")
+        row = json.loads(Path(name, "metrics.jsonl").read_text().splitlines()[0])
+        first[name] = row["layer_weights"]
+    assert first["alike"] == pytest.approx([0.5] * 4)
+    rates = np.array([layer["error_rate"] for layer in json.loads(Path("risk.json").read_text())["layers"]]).clip(
+        0, 0.5
+    )
+    assert first["measured"] == pytest.approx((rates / np.linalg.norm(rates)).tolist())
+    assert first["measured"] != pytest.approx([0.5] * 4, rel=1e-3)
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_the_risk_as_measured(trained: Path) -> None:
+    import shutil
+
+    shutil.copytree(trained, "copy")
+    folder, path = RunFolder("copy"), Path("copy/config.toml")
+    begun = folder.config()
+    assert not folder.resumed(begun).risk_as_measured
+    assert folder.resumed(begun.changed(risk_as_measured=True)) != begun  # refused, as any other change
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("risk_as_measured")))
+    assert folder.resumed(begun).risk_as_measured
 
 
 def test_a_run_says_what_was_spent_and_never_what_it_saw(trained: Path) -> None:
@@ -110,8 +168,17 @@ def test_embeddings_of_a_service_are_audited_from_a_file(capsys: pytest.CaptureF
     member, nonmember = generator.normal(0.5, 1, (300, 4)), generator.normal(0, 1, (300, 4))
     np.savez("embeddings.npz", member=member, nonmember=nonmember)
     assert cli.main(["audit", "embeddings.npz"]) == 0
-    assert "gives membership away" in capsys.readouterr().out
-    assert Path("embeddings.audit.html").exists()
+    said = capsys.readouterr().out
+    assert "gives membership away" not in said
+    assert "may be a difference between the groups" in said
+    assert "no other layer" in said
+    page = Path("embeddings.audit.html").read_text()
+    assert "Add arrays member_inputs and nonmember_inputs" in page
+    member[7, 2] = np.nan
+    np.savez("broken.npz", member=member, nonmember=nonmember)
+    assert cli.main(["audit", "broken.npz"]) == 2
+    assert "1 of 300 rows of 'member' (rows 7) and 0 of 300 rows of 'nonmember'" in capsys.readouterr().err
+    assert not Path("broken.audit.json").exists()
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:

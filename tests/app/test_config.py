@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmdp import models
 from lmdp.accounting import check_delta
-from lmdp.app.config import PROTOCOLS, SETTINGS, SPLITS, Config, recipe, recipe_names
+from lmdp.app import descent
+from lmdp.app.arguments import config_of, parser
+from lmdp.app.config import ACTIVATIONS, OPTIMIZERS, PROTOCOLS, SETTINGS, SPLITS, Config, recipe, recipe_names
 from lmdp.data.splits import BY
 from lmdp.methods import METHODS, SOURCES
 from lmdp.models import MODELS
@@ -25,7 +28,11 @@ VALUES = st.fixed_dictionaries(
         "weights": st.sampled_from(list(SOURCES)),
         "epsilon": st.floats(1e-3, 1e3),
         "delta": st.floats(1e-12, 0.5),
-        "sample_rate": st.floats(1e-6, 1),
+        "activation": st.none() | st.sampled_from(ACTIVATIONS),
+        "weight_standardisation": st.booleans(),
+        "optimizer": st.sampled_from(OPTIMIZERS),
+        "weight_decay": st.floats(0, 1),
+        "ema": st.none() | st.floats(0.01, 0.9999),
         "emphasis": st.integers(0, 10),
         "seed": st.none() | st.integers(0, 2**31 - 1),
         "size": st.none() | st.integers(1, 4096),
@@ -33,14 +40,25 @@ VALUES = st.fixed_dictionaries(
         "public_size": st.booleans(),
         "allow_large_delta": st.booleans(),
         "splits": st.sampled_from(SPLITS),
+        "holdout": st.floats(0, 0.9),
+        "canaries": st.just(0) | st.integers(300, 10**6),
+        "canary_kind": st.sampled_from(["mislabelled", "noise", "npz:mine.npz"]),
     },
+)
+BATCHES = st.fixed_dictionaries({}, optional={"sample_rate": st.floats(1e-6, 1)}) | st.fixed_dictionaries(
+    {"batch_size": st.integers(1, 10**6)}
+)
+RATES = st.fixed_dictionaries({"schedule": st.sampled_from(["cosine", "warmup"]), "warmup": st.floats(0, 1)}) | st.just(
+    {}
 )
 
 
 @settings(max_examples=200, deadline=None)
-@given(values=VALUES)
-def test_a_configuration_survives_being_saved_and_loaded(values: dict[str, Any], tmp_path_factory: Any) -> None:
-    config = Config.of(values)
+@given(values=VALUES, batches=BATCHES, rates=RATES)
+def test_a_configuration_survives_being_saved_and_loaded(
+    values: dict[str, Any], batches: dict[str, Any], rates: dict[str, Any], tmp_path_factory: Any
+) -> None:
+    config = Config.of({**values, **batches, **rates})
     path = tmp_path_factory.mktemp("config") / "config.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     assert Config.load(path) == config
@@ -74,6 +92,8 @@ def test_the_recipes_are_those_of_the_paper_and_the_demo() -> None:
         ({"zzz": 1}, "unknown key 'zzz'. Known keys"),
         ({"method": "dp"}, "method is 'dp'; it must be one of sgd"),
         ({"weights": "secret"}, "weights is 'secret'"),
+        ({"canaries": 50}, "canaries is 50; it must be 0 or at least 300"),
+        ({"holdout": 1}, "holdout is 1.0; it must be a finite number of at least 0 and of at most 0.9"),
         ({"epsilon": -1}, "epsilon is -1.0; it must be a finite number above 0"),
         ({"epsilon": float("inf")}, "epsilon is inf"),
         ({"epsilon": float("nan")}, "epsilon is nan"),
@@ -91,6 +111,15 @@ def test_the_recipes_are_those_of_the_paper_and_the_demo() -> None:
         ({"model": ""}, "model is ''; it must be text, not empty"),
         ({"model": 3}, "model is 3"),
         ({"momentum": 1}, "momentum is 1.0; it must be a finite number of at least 0 and below 1"),
+        ({"momentum": 0.9, "optimizer": "adamw"}, "adamw has one of its own: set momentum = 0"),
+        ({"activation": "gelu"}, "activation is 'gelu'; it must be one of relu, tanh"),
+        ({"optimizer": "adam"}, "optimizer is 'adam'; it must be one of sgd, adamw"),
+        ({"schedule": "linear"}, "schedule is 'linear'; it must be one of constant, cosine, warmup"),
+        ({"warmup": 0.1}, "warmup is 0.1, but schedule = constant has none"),
+        ({"batch_size": 8, "sample_rate": 0.1}, "batch_size is 8 and sample_rate is 0.1; give one"),
+        ({"batch_size": 0}, "batch_size is 0; it must be a whole number of at least 1"),
+        ({"ema": 1}, "ema is 1.0; it must be a finite number above 0 and below 1"),
+        ({"weight_decay": -1}, "weight_decay is -1.0"),
         ({"method": "lm-optimal"}, "lm-optimal needs public"),
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
         ({"classes": 0}, "classes is '0'; it must be a number of at least 1, or names, each once"),
@@ -123,6 +152,8 @@ def test_every_key_says_what_it_means() -> None:
 def test_what_is_typed_twice_for_want_of_torch_agrees() -> None:
     assert profile.PROTOCOLS == PROTOCOLS
     assert BY == SPLITS
+    assert tuple(models.ACTIVATIONS) == ACTIVATIONS
+    assert tuple(descent._OPTIMIZERS) == OPTIMIZERS
     named, _, _ = SETTINGS["model"].help.partition(", or module:factory")
     assert named.split(", ") == list(MODELS)
 
@@ -159,3 +190,15 @@ def test_every_recipe_has_a_delta_below_one_over_its_examples(name: str) -> None
 def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="celeba, cifar10, cifar100, demo, mnist"):
         recipe("imagenet")
+
+
+def test_a_batch_size_takes_the_place_of_a_recipes_sample_rate_and_back() -> None:
+    words = ["train", "--recipe", "mnist", "--out", "x"]
+    by_size = config_of(parser().parse_args([*words, "--batch-size", "256"]), "mnist")
+    assert (by_size.batch_size, by_size.sample_rate, by_size.batch_for(60_000)) == (256, None, 256)
+    assert config_of(parser().parse_args(words), "mnist").batch_for(60_000) == 600
+    with pytest.raises(ValueError, match="give one"):
+        config_of(parser().parse_args([*words, "--batch-size", "256", "--sample-rate", "0.1"]), "mnist")
+    with pytest.raises(ValueError, match="batch_size is 256; it must be at most 100, the number of examples"):
+        by_size.batch_for(100)
+    assert Config().batch_for(10) == 1

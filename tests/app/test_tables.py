@@ -79,7 +79,7 @@ def test_a_made_up_accountant_is_found_in_configuration_and_help(
 ) -> None:
     monkeypatch.setitem(ACCOUNTANTS, "abacus", Accountant("abacus", "with beads", object))
     assert Config(accountant="abacus").accountant == "abacus"
-    assert f"{', '.join(ACCOUNTANTS)} (default: rdp)" in help_of("train", capsys)
+    assert f"{', '.join(ACCOUNTANTS)} (default: pld)" in help_of("train", capsys)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

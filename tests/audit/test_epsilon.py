@@ -155,9 +155,25 @@ def repeated(method: str, weights: str, runs: int, sigma: float = 3.0, **options
 @pytest.mark.parametrize(("method", "weights"), CERTIFIED)
 def test_one_run_shows_something_and_never_more_than_is_claimed(method: str, weights: str) -> None:
     bound = one_run(method, weights)
-    assert 1.0 < bound.lower <= bound.claimed
+    assert 1.0 < bound.details["lower_any"] < bound.lower <= bound.claimed
     assert not bound.exceeded
     assert "no proof" in bound.verdict
+
+
+def test_a_bound_says_of_which_family_it_speaks_and_what_holds_without_it() -> None:
+    """The same run and the same guesses; only what is refuted differs."""
+    own, gaussian, plain = (one_run("dpsgd", "fixed", family=family) for family in ("mechanism", "gaussian", "any"))
+    assert own.details["correct"] == gaussian.details["correct"] == plain.details["correct"]
+    assert own.details["lower_any"] == gaussian.details["lower_any"] == plain.lower
+    assert min(own.lower, gaussian.lower) > 1.3 * plain.lower
+    assert "assuming the stated steps" in own.verdict
+    assert "assuming a mu-GDP mechanism" in gaussian.verdict
+    assert "assuming" not in plain.verdict
+    assert own.details["noise_multiplier"] > 1.0  # what was stated is not refuted
+    older = {key: value for key, value in own.to_dict().items() if key != "family"}
+    assert lmdp.EpsilonBound.from_dict(older).family == "any"
+    with pytest.raises(ValueError, match="family is 'no such'"):
+        lmdp.EpsilonBound.from_dict({**older, "family": "no such"})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.certified import broken_content, broken_losses, broken_models, broken_places, broken_processes, broken_rows
+from tests.certified import (
+    broken_content,
+    broken_losses,
+    broken_models,
+    broken_places,
+    broken_processes,
+    broken_rows,
+    sequences,
+)
 from tests.certified.case import joined
 
 BROKEN = joined(
@@ -12,4 +20,5 @@ BROKEN = joined(
     broken_places.broken,
     broken_content.broken,
     broken_processes.broken,
+    sequences.broken,
 )

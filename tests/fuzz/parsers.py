@@ -23,10 +23,10 @@ from torch import nn
 from lmdp.app import reports
 from lmdp.app.bounds import load_bounds
 from lmdp.app.config import Config
-from lmdp.app.runs import Checkpoint, Members, RunFolder, load_model, spent_for
+from lmdp.app.runs import Checkpoint, Coins, Members, RunFolder, load_model, spent_for
 from lmdp.app.runs import checkpoint as checkpoints
 from lmdp.audit import EpsilonBound
-from lmdp.audit.model import read_embeddings
+from lmdp.audit.embeddings import read_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import load
 from lmdp.data.celeba import read_attribute, read_partition
@@ -190,10 +190,23 @@ def read_members(path: Path) -> object:
         shutil.rmtree(folder.path)
 
 
+def read_coins(path: Path) -> object:
+    folder = RunFolder(path.parent / "run")
+    (folder / "private").mkdir(parents=True, exist_ok=True)
+    (folder / "private/canaries.txt").write_bytes(path.read_bytes())
+    try:
+        return Coins.read(folder)
+    finally:
+        shutil.rmtree(folder.path)
+
+
+A_LIST_OF_COINS = b"PRIVATE\nkey %064x\nin %032x\nout %032x\n" % (1, 2, 3)
+
+
 @functools.cache
 def a_list_of_members() -> bytes:
     digests = "".join(f"train {number:032x}\n" for number in range(9))
-    return f"PRIVATE\nkey {1:064x}\nrun {2:032x}\n{digests}test {3:032x}\n".encode()
+    return f"PRIVATE\nkey {1:064x}\nrun {2:032x}\n{digests}test {3:032x}\nholdout {4:032x}\n".encode()
 
 
 @functools.cache
@@ -206,7 +219,7 @@ def a_run() -> dict[str, bytes]:
         "config.toml": Config(epsilon=8.0, seed=1).to_toml().encode(),
         "metrics.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in rows),
         "privacy.json": json.dumps(told.privacy).encode(),
-        "audit.json": json.dumps(told.audit.to_dict()).encode(),
+        "audit.json": json.dumps(sample.with_canaries(told.audit, 0.7, shown=sample.bound()).to_dict()).encode(),
         "risk.json": json.dumps(sample.risk("paper").to_dict()).encode(),
     }
 
@@ -279,6 +292,7 @@ def parsers() -> tuple[Parser, ...]:
         Parser("checkpoint.safetensors", a_checkpoint(), resigned, read_checkpoint),
         Parser("model.safetensors", model.getvalue(), m.by_safetensors, read_model),
         Parser("members.txt", a_list_of_members(), m.by_bytes, read_members),
+        Parser("canaries.txt", A_LIST_OF_COINS, m.by_bytes, read_coins),
         Parser("data.npz", npz(x_train=images, y_train=labels, x_test=images, y_test=labels), by_zip, read_npz),
         Parser("counted.npz", npz(x_train=images, y_train=labels, num_classes=np.int64(3)), by_zip, read_npz),
         Parser("embeddings.npz", npz(member=images.reshape(6, -1) / 9, nonmember=np.eye(25)), by_zip, read_embeddings),

@@ -200,7 +200,7 @@ def test_two_sums_over_many_positions_do_not_exceed_the_norm_that_clipped_them(
     geometry = Geometry.of(module, frozenset({"weight"}))
     for value in torch.rand(8, generator=torch.Generator().manual_seed(7)).add(1).tolist():
         x, g = torch.ones(1, 1, *size), torch.full((1, 16, *size), value)
-        norm = geometry.gram_norms(x, g).sqrt()
+        norm = geometry.gram_norms([(x, g)]).sqrt()
         for sums in geometry.contract(x, g, torch.ones(2, 1)):
             assert float(sums["weight"].double().norm()) <= float(norm) * (1 + 2e-6)
 

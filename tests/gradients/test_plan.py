@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import lmdp
 from lmdp.gradients import Capture, compiled
 from lmdp.gradients import rows as pieces
 from lmdp.gradients.contract import Sizes
-from lmdp.gradients.plan import Choices, by_cost, rule_for
+from lmdp.gradients.plan import Choices, by_cost, forms_again, rule_for
 from lmdp.layers import LayerMap
 from tests.gradients.reference import compare, one_by_one, quadratic, split
 from tests.gradients.test_rules import DOUBLE, KINDS, made
@@ -195,6 +197,71 @@ def test_long_sequences_are_formed_and_short_ones_of_wide_features_are_not() -> 
 
     assert [by_cost(sizes(t, 256)) for t in (2, 16, 1024, 8192)] == [True, True, False, False]
     assert by_cost(sizes(128, 4096, batch=64))
+
+
+def test_long_gradients_are_formed_twice_where_what_they_are_formed_from_is_much_less_and_nobody_set_a_budget() -> None:
+    def sizes(positions: int, inputs: int, outputs: int, able: bool = True) -> Sizes:
+        features = inputs + outputs
+        return Sizes(positions, features, inputs * outputs, positions * features, 16, can_form_again=able)
+
+    assert forms_again(sizes(128, 384, 1536))
+    assert not forms_again(sizes(128, 384, 1536, able=False))
+    assert not forms_again(sizes(256, 384, 1536))  # x and g are nearly as much
+    assert not forms_again(sizes(16, 128, 128))  # few numbers
+    free, bounded = Choices(), Choices(memory_budget=2**40)
+    for choices in (free, bounded):
+        choices.prefers_gram("layer", sizes(200, 1024, 1024))
+        choices.begin(16)
+    assert free.forms_again(sizes(200, 1024, 1024))
+    assert not bounded.forms_again(sizes(200, 1024, 1024))
+    assert free.kept == 16 * 4 * 200 * 2048
+    assert bounded.kept == 16 * 4 * 1024**2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "linear" in kind or kind.startswith("called")])
+def test_gradients_that_are_formed_twice_are_the_same_bit_for_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "FEW", 1)
+    monkeypatch.setattr(pieces, "SMALL", 1)  # so that there are several blocks
+    monkeypatch.setattr(Choices, "prefers_gram", lambda self, name, sizes: False)
+    found = []
+    for again in (True, False):
+        monkeypatch.setattr(Choices, "forms_again", lambda self, sizes, again=again: again)
+        model, batch = made(kind, torch.float32)
+        layers = LayerMap.of(model)
+        capture = Capture(model, layers)
+        quadratic(model, batch).backward()
+        gradients = capture.take()
+        capture.detach()
+        size = gradients.batch_size
+        scales = torch.rand(2, size, len(layers), generator=torch.Generator().manual_seed(0)).unbind()
+        dropped = torch.arange(size) == 1
+        sums = gradients.weighted_sums(scales, layers) + gradients.without(dropped).weighted_sums(scales, layers)
+        rows = {name: t for named in gradients.pieces for name, t in named.piece.per_example().items()}
+        found.append([gradients.squared_norms(layers), *(t for each in (*sums, rows) for t in each.values())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_last_sums_are_the_same_and_let_go_of_each_gradient_in_turn() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 7), nn.LayerNorm(7))
+    layers = LayerMap.of(model)
+    capture = Capture(model, layers)
+    model(torch.randn(5, 3, 8)).square().sum().backward()
+    gradients = capture.take()
+    capture.detach()
+    scales = [torch.rand(5, len(layers)) for _ in range(2)]
+    same = replace(gradients, pieces=list(gradients.pieces))
+    for total, last in zip(gradients.weighted_sums(scales, layers), same.last_sums(scales, layers), strict=True):
+        assert total.keys() == last.keys()
+        assert all(torch.equal(total[name], last[name]) for name in total)
+    assert not same.pieces
+    del same
+    alive = [weakref.ref(tensor) for named in gradients.pieces for tensor in named.piece.kept]
+    left = [sum(ref() is not None for ref in alive) for _ in gradients.each_sum(scales[:1], layers)]
+    assert left == [len(alive)] * len(left)  # not the last ones: they stay
+    left = [sum(ref() is not None for ref in alive) for _ in gradients.each_sum(scales[:1], layers, last=True)]
+    assert left[-1] == 0
+    assert len(set(left)) == 3  # modules
 
 
 def test_a_larger_batch_makes_a_plan_of_its_own() -> None:

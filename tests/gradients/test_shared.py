@@ -386,13 +386,13 @@ class FixedSize(nn.Module):
 
 
 def test_a_model_that_cannot_run_on_other_rows_stays_in_doubt_until_batches_differ_in_size() -> None:
-    model = FixedSize(4, 5)
+    model = FixedSize(4, 7)
     doubt = steps(model, *[torch.randn(4, 3)] * 5)
     assert doubt.rows_established is None
     assert "'linear'" in str(doubt.rows_doubt)
     assert "AssertionError" in str(doubt.rows_doubt)
     assert not any(character.isdigit() for character in str(doubt.rows_doubt))
-    later = steps(model, torch.randn(4, 3), torch.randn(5, 3))
+    later = steps(model, torch.randn(4, 3), torch.randn(7, 3))
     assert later.rows_doubt is None
     assert "batches of different sizes" in str(later.rows_established)
 

@@ -1,135 +1,50 @@
-"""Models of transformers, and what they share among examples, agree with one example at a time."""
+"""Models of other people's libraries, as they come: exact, or refused with a remedy that works when it is followed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lmdp
 from lmdp.gradients import Capture
 from lmdp.layers import LayerMap
-from tests.gradients.reference import captured, compare
+from tests.certified.case import CERTIFIED, Case, Training, private
+from tests.gradients.hub_models import MODELS, TEXT, Batch, HubModel, of, pictures, still
+from tests.gradients.reference import captured, compare, layer_norms, one_by_one
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DOUBLE = 1e-8
-WORDS, PATCHES = 23, 5
-SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": WORDS,
-    "max_position_embeddings": 24,
-}
-T5 = {
-    "vocab_size": WORDS,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 24,
-    "num_layers": 2,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-    "dropout_rate": 0.0,
-}
-Batch = dict[str, Tensor]
+DOUBLE, SINGLE, AUTOCAST = 1e-8, 1e-4, 5e-3
+SHAPES = [(3, 5), (5, 5), (1, 4)]
 
 
-class Pooled(nn.Module):
-    """An encoder with a head of its own, as users build it."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, **inputs: Tensor) -> Tensor:
-        hidden = self.encoder(**inputs).last_hidden_state
-        mask = inputs["attention_mask"].unsqueeze(2)
-        return self.head((hidden * mask).sum(1) / mask.sum(1))
+def installed(case: HubModel) -> None:
+    """Skip, with the reason, where a library cannot be imported (torchvision's wheels need the torch they are for)."""
+    try:
+        importlib.import_module(case.library)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"{case.library} cannot be imported: {error}")
 
 
-def tokens(size: int, length: int) -> Batch:
-    generator = torch.Generator().manual_seed(size * 100 + length)
-    words = torch.randint(2, WORDS, (size, length), generator=generator)
-    mask = torch.ones(size, length, dtype=torch.long)
-    mask[0, 3:] = 0
-    return {"input_ids": words, "attention_mask": mask}
+def ready(name: str, attention: str | None = None, *, dtype: torch.dtype = torch.float64) -> tuple[HubModel, nn.Module]:
+    case = MODELS[name]
+    installed(case)
+    torch.manual_seed(0)
+    return case, case.make(attention).to(dtype).eval()
 
 
-def pictures(size: int, length: int) -> Batch:
-    return {"pixel_values": torch.randn(size, 3, 8, 8, generator=torch.Generator().manual_seed(size)).double()}
-
-
-def translated(size: int, length: int) -> Batch:
-    return tokens(size, length) | {"labels": tokens(size, length + 1)["input_ids"]}
-
-
-def squares(model: nn.Module, batch: Batch) -> Tensor:
-    output = model(**batch)
-    values = output if isinstance(output, Tensor) else output["logits"] if "logits" in output else output[0]
-    return (values.square() * torch.linspace(0.5, 1.5, values.shape[-1]).double()).sum() / 2
-
-
-def words(model: nn.Module, batch: Batch) -> Tensor:
-    """The summed loss of a language model."""
-    logits = model(**batch).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1), batch["input_ids"].flatten(), reduction="sum")
-
-
-@dataclass(frozen=True)
-class Model:
-    make: Callable[[str], nn.Module]
-    loss: Callable[[nn.Module, Any], Tensor] = squares
-    batch: Callable[[int, int], Batch] = tokens
-    attention: tuple[str, ...] = ("eager", "sdpa")
-
-
-def of(kind: str, config: str, **settings: Any) -> Callable[[str], nn.Module]:
-    def make(attention: str) -> nn.Module:
-        values = (SIZES if not settings else {}) | settings
-        model = getattr(transformers, kind)(getattr(transformers, config)(**values, attn_implementation=attention))
-        for pooler in [m for m in (getattr(model, "pooler", None),) if m is not None]:
-            pooler.requires_grad_(False)
-        return model  # type: ignore[no-any-return]
-
-    return make
-
-
-GPT2 = of("GPT2LMHeadModel", "GPT2Config", n_embd=16, n_layer=2, n_head=2, vocab_size=WORDS, n_positions=24)
-DISTIL = of(
-    *("DistilBertModel", "DistilBertConfig"),
-    dim=16,
-    n_layers=2,
-    n_heads=2,
-    hidden_dim=24,
-    vocab_size=WORDS,
-    max_position_embeddings=24,
-)
-VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-
-MODELS = {
-    "BERT with a head": Model(lambda attention: Pooled(of("BertModel", "BertConfig")(attention))),
-    "BERT, masked words": Model(of("BertForMaskedLM", "BertConfig"), words),
-    "RoBERTa": Model(of("RobertaForMaskedLM", "RobertaConfig"), words),
-    "DistilBERT": Model(lambda attention: Pooled(DISTIL(attention))),
-    "GPT-2": Model(GPT2, words),
-    "Llama": Model(of("LlamaForCausalLM", "LlamaConfig"), words),
-    "T5 encoder": Model(of("T5EncoderModel", "T5Config", **T5), attention=("eager",)),
-    "T5": Model(of("T5ForConditionalGeneration", "T5Config", **T5), batch=translated, attention=("eager",)),
-    "ViT": Model(of("ViTForImageClassification", "ViTConfig", **VIT, image_size=8, patch_size=4), batch=pictures),
-    "ViT, as many patches as examples": Model(
-        of("ViTForImageClassification", "ViTConfig", **VIT, image_size=8, patch_size=4),
-        batch=lambda size, _: pictures(5, 0),
-    ),
-}
+def batch_of(case: HubModel, size: int, length: int, dtype: torch.dtype = torch.float64) -> Batch:
+    batch = case.batch(size, length)
+    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
 
 
 def examples(batch: Batch) -> list[Batch]:
@@ -137,28 +52,51 @@ def examples(batch: Batch) -> list[Batch]:
     return [{name: value[i : i + 1] for name, value in batch.items()} for i in range(size)]
 
 
-@pytest.mark.parametrize(("size", "length"), [(3, 5), (5, 5), (1, 4)])
+def whole(case: HubModel) -> dict[str, Any]:
+    return {"generic_modules": case.options.get("generic", ())}
+
+
+# -- exact ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "length"), SHAPES)
 @pytest.mark.parametrize(("name", "attention"), [(n, a) for n, model in MODELS.items() for a in model.attention])
-def test_models_of_transformers_agree_with_one_example_at_a_time(
-    name: str, attention: str, size: int, length: int
-) -> None:
-    case = MODELS[name]
-    torch.manual_seed(0)
-    model, batch = case.make(attention).double().eval(), case.batch(size, length)
-    assert compare(model, case.loss, batch, examples(batch)).worst <= DOUBLE
+def test_every_example_has_the_gradient_that_it_has_alone(name: str, attention: str, size: int, length: int) -> None:
+    case, model = ready(name, attention)
+    batch = batch_of(case, size, length)
+    assert compare(model, case.total, batch, examples(batch), **whole(case)).worst <= DOUBLE
+
+
+def test_a_picture_may_have_as_many_patches_as_the_batch_has_examples() -> None:
+    case, model = ready("ViT", "eager")
+    batch = {"pixel_values": pictures(5, 0)["pixel_values"].double()}
+    assert compare(model, case.total, batch, examples(batch)).worst <= DOUBLE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_single_precision_and_autocast_agree_as_far_as_they_round(name: str) -> None:
+    case, model = ready(name, dtype=torch.float32)
+    batch = batch_of(case, 4, 6, torch.float32)
+
+    def cast(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return case.total(model, batch)
+
+    for loss, bound in ((case.total, SINGLE), (cast, AUTOCAST)):
+        gradients, layers = captured(model, loss, batch, **whole(case))
+        norms = gradients.squared_norms(layers).sqrt().norm(dim=1)
+        expected = layer_norms(one_by_one(model, loss, examples(batch)), layers).norm(dim=1)
+        torch.testing.assert_close(norms, expected, rtol=bound, atol=0)
 
 
 @pytest.mark.parametrize(("size", "length"), [(4, 5), (5, 5)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.library == "transformers"])
 def test_one_example_put_in_anothers_place_moves_the_released_sum_by_at_most_twice_the_bound(
     name: str, size: int, length: int
 ) -> None:
-    case = MODELS[name]
-    torch.manual_seed(0)
-    model = case.make("eager").double().eval()
-    batch, other = case.batch(size, length), case.batch(size + 1, length)
-    size = len(next(iter(batch.values())))
-    changed = {key: torch.cat([other[key][-1:] * 3 % WORDS, value[1:]]) for key, value in batch.items()}
+    case, model = ready(name)
+    batch, other = batch_of(case, size, length), batch_of(case, size + 1, length)
+    changed = {key: torch.cat([other[key][-1:], value[1:]]) for key, value in batch.items()}
     moved = clipped_sum(model, case, batch, size) - clipped_sum(model, case, changed, size)
     assert 0.1 * BOUND < moved.norm() <= 2 * BOUND * (1 + 1e-9)
 
@@ -166,7 +104,7 @@ def test_one_example_put_in_anothers_place_moves_the_released_sum_by_at_most_twi
 BOUND = 0.5
 
 
-def clipped_sum(model: nn.Module, case: Model, batch: Batch, size: int) -> Tensor:
+def clipped_sum(model: nn.Module, case: HubModel, batch: Batch, size: int) -> Tensor:
     engine = lmdp.PrivacyEngine()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     engine.make_private(
@@ -180,11 +118,81 @@ def clipped_sum(model: nn.Module, case: Model, batch: Batch, size: int) -> Tenso
         loss_reduction="sum",
         check_mixing=False,
         allow_unused=True,
+        generic=case.options.get("generic", ()),
     )
-    (1000 * case.loss(model, batch)).backward()  # every example reaches the bound
+    (1e4 * case.total(model, batch)).backward()  # every example reaches the bound
     optimizer.step()
     engine.detach()
     return size * torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+# -- trained ----------------------------------------------------------------------------------------------------------
+
+
+class Records(Dataset[Batch]):
+    """The rows of a batch, one by one."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(next(iter(self.batch.values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: value[index] for name, value in self.batch.items()}
+
+
+def training(case: HubModel, model: nn.Module, **options: Any) -> Training:
+    return private(model.train(), Records(case.batch(64, 7)), method="lm", **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_of_it_ends_certified_as_it_comes_or_as_the_refusal_says(name: str, tmp_path: Path) -> None:
+    case = MODELS[name]
+    installed(case)
+
+    def run(_: Path) -> lmdp.PrivacyEngine:
+        model = case.make()
+        case.mended(model)
+        return training(case, model, **case.options).run(case.mean, passes=3)
+
+    outcome = Case(name, "", run).outcome(tmp_path)
+    assert outcome.kind == CERTIFIED, outcome
+    assert outcome.steps >= 4
+
+
+@pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.refusal])
+def test_what_cannot_be_told_apart_is_refused_before_a_step_and_names_what_to_do(name: str) -> None:
+    case = MODELS[name]
+    installed(case)
+    torch.manual_seed(0)
+    told = training(case, case.make())
+    with pytest.raises((RuntimeError, ValueError), match=case.refusal) as refusal:
+        told.run(case.mean, passes=1)
+    assert told.engine.steps == 0
+    told.engine.detach()
+    for names in re.findall(r"generic=(\[.*?\])", str(refusal.value)):
+        assert ast.literal_eval(names) == list(case.options["generic"])
+
+
+def test_a_layer_that_was_left_out_by_chance_may_be_allowed_to() -> None:
+    """wav2vec2 leaves out whole layers, the same for all examples: refused, because of what else it could mean."""
+    case = MODELS["wav2vec2"]
+    installed(case)
+    torch.manual_seed(0)
+    model: Any = case.make()
+    model.config.layerdrop = 0.3
+    model.wav2vec2.masked_spec_embed.requires_grad_(False)  # the other remedy of that refusal: masks stay on
+    told = training(case, model)
+    with pytest.raises(RuntimeError, match=r"no gradient reached.*allow_unused=True"):
+        told.run(case.mean, passes=8)
+    told.engine.detach()
+    model.zero_grad()
+    told = training(case, model, allow_unused=True)
+    assert told.run(case.mean, passes=3).steps > 0
+
+
+# -- how --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_bias_that_two_modules_name_is_counted_once_and_belongs_to_the_inner_one() -> None:
@@ -192,7 +200,7 @@ def test_the_bias_that_two_modules_name_is_counted_once_and_belongs_to_the_inner
         ("BertForMaskedLM", "BertConfig", "cls.predictions.decoder.bias"),
         ("RobertaForMaskedLM", "RobertaConfig", "lm_head.decoder.bias"),
     ):
-        model = of(kind, config)("eager")
+        model = of(kind, config, TEXT)("eager")
         capture = Capture(model, LayerMap.of(model))
         capture.detach()
         assert bias in capture.parameters
@@ -201,11 +209,9 @@ def test_the_bias_that_two_modules_name_is_counted_once_and_belongs_to_the_inner
         ] == [bias.rpartition(".")[0]]
 
 
-@pytest.mark.parametrize("name", ["BERT with a head", "GPT-2", "T5 encoder"])
+@pytest.mark.parametrize("name", ["BERT with a head", "GPT-2", "T5 encoder", "BEiT", "prompt tuning"])
 def test_it_is_established_whose_rows_are_the_examples_and_a_longer_batch_asks_no_more(name: str) -> None:
-    case = MODELS[name]
-    torch.manual_seed(0)
-    model = case.make("eager").double()
+    case, model = ready(name, "eager")
     capture = Capture(model, LayerMap.of(model))
     runs = []
     model.register_forward_pre_hook(lambda *_: runs.append(0))
@@ -214,7 +220,7 @@ def test_it_is_established_whose_rows_are_the_examples_and_a_longer_batch_asks_n
             module.register_forward_hook(lambda *_: runs.append(1))
     counts = []
     for size, length in ((5, 5), (3, 4), (4, 4), (7, 9)):
-        case.loss(model, case.batch(size, length)).backward()
+        case.total(model, batch_of(case, size, length)).backward()
         assert capture.take().batch_size == size
         assert capture.rows_doubt is None
         counts.append(sum(runs))
@@ -224,17 +230,30 @@ def test_it_is_established_whose_rows_are_the_examples_and_a_longer_batch_asks_n
     assert len(set(counts[1:])) == 1
 
 
-@pytest.mark.parametrize("name", ["BERT with a head", "GPT-2", "T5 encoder"])
+CHECKPOINTED = ["BERT with a head", "DistilBERT", "GPT-2", "Llama", "T5 encoder", "ViT", "LoRA"]
+
+
+def checkpointing(name: str, *, reentrant: bool) -> Iterator[tuple[HubModel, nn.Module]]:
+    """The model without, and then with, checkpoints, both without dropout."""
+    case, model = ready(name, "eager")
+    still(model)
+    yield case, model.train()
+    inner: Any = getattr(model, "encoder", model)
+    inner.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    yield case, model.train()
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
 def test_gradient_checkpointing_changes_nothing(name: str) -> None:
-    case = MODELS[name]
-    torch.manual_seed(0)
-    model, batch = case.make("eager").double(), case.batch(5, 5)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    expected, layers = captured(model, case.loss, batch)
-    inner = getattr(model, "encoder", model) if isinstance(model, Pooled) else model
-    inner.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    model.train()
-    gradients, _ = captured(model, case.loss, batch)
-    torch.testing.assert_close(gradients.squared_norms(layers), expected.squared_norms(layers))
+    norms = []
+    for case, model in checkpointing(name, reentrant=False):
+        gradients, layers = captured(model, case.total, batch_of(case, 5, 5))
+        norms.append(gradients.squared_norms(layers))
+    torch.testing.assert_close(*norms)
+
+
+@pytest.mark.parametrize("name", ["BERT with a head", "Llama"])
+def test_reentrant_checkpoints_are_refused_and_the_other_kind_is_named(name: str) -> None:
+    *_, (case, model) = checkpointing(name, reentrant=True)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        captured(model, case.total, batch_of(case, 5, 5))

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmdp.guards.still import KEPT, NORMAL, ONE_NUMBER, Still, draws
+from lmdp.gradients.randomness import draws
+from lmdp.guards.still import KEPT, NORMAL, ONE_NUMBER, Still
 
 DRAWN: dict[str, Callable[[int], Tensor]] = {
     "bernoulli": lambda n: torch.bernoulli(torch.tensor([0.0, 0.5, 1.0]).expand(n, 3)),

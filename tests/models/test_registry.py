@@ -56,3 +56,18 @@ def test_a_factory_is_found_in_the_current_folder_and_given_what_it_asks_for(
     model = build("my_nets:small", (1, 5, 6), 3)
     assert isinstance(model[1], nn.Linear)
     assert model[1].weight.shape == (3, 30)
+
+
+def test_a_factory_without_a_parameter_for_what_is_asked_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_styles.py").write_text(
+        "from torch import nn\n"
+        "def styled(classes, activation='relu'): return nn.Sequential(nn.Linear(4, classes), nn.Tanh())\n"
+        "def plain(classes): return nn.Linear(4, classes)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(build("my_styles:styled", (4,), 3, activation="tanh"), nn.Sequential)
+    for options, said in (({"activation": "tanh"}, "activation is 'tanh'"), ({"standardised": True}, "standardised")):
+        with pytest.raises(ValueError, match=f"{said}.*has no parameter for. Leave it out, or give the factory"):
+            build("my_styles:plain", (4,), 3, **options)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lmdp
 from lmdp.accounting import Grid
 from lmdp.audit.canaries import Slate
-from lmdp.private.noise import GaussianNoise
+from lmdp.private.noise import GaussianNoise, Noised
 
 
 def private_probe(
@@ -27,7 +27,7 @@ def private_probe(
         "criterion": lambda output, _: output.mean(),
         "seed": 0,
     }
-    model = Slate(layers=batch.shape[1], width=batch.shape[2]).to(batch.dtype)
+    model = Slate(layers=batch.shape[1], width=batch.shape[2]).to(batch)
     held = optimizer(model.parameters(), lr=lr)
     data = DataLoader(TensorDataset(torch.zeros(1, *batch.shape[1:])), batch_size=1)
     engine = lmdp.PrivacyEngine()
@@ -37,7 +37,14 @@ def private_probe(
 
 def draw(noise: GaussianNoise, like: Sequence[Tensor], std: float) -> list[Tensor]:
     """Noise alone."""
-    return noise.added(like, [torch.zeros_like(t) for t in like], [1.0] * len(like), Grid.of(std))
+    return noise.added(
+        Noised(
+            like,
+            [torch.zeros_like(t) for t in like],
+            torch.ones(len(like), dtype=torch.float64, device="cpu"),
+            Grid.of(std),
+        )
+    )[0]
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -206,3 +207,38 @@ def test_detaching_twice_does_not_hide_what_was_changed_in_between() -> None:
     assert (
         "the parameters were changed after detach(), outside of this account" in engine.privacy_statement(1e-5).reasons
     )
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+@pytest.mark.parametrize("what", ["weights", "buffer"])
+def test_what_is_changed_after_a_statement_is_saved_with_the_state(what: str, asked_before: bool) -> None:
+    model = Small()
+    model.register_buffer("seen", torch.zeros(6))
+    engine, model, optimizer, loader = private(model)
+    train(model, optimizer, loader)
+    if asked_before:
+        assert engine.privacy_statement(1e-3).certified
+    with torch.no_grad():
+        for tensor in model.parameters() if what == "weights" else model.buffers():
+            tensor.add_(1.0)
+    saved = engine.state_dict(), copy.deepcopy(model.state_dict())
+    engine.detach()
+    fresh = Small()
+    fresh.register_buffer("seen", torch.zeros(6))
+    resumed, fresh, optimizer, loader = private(fresh)
+    fresh.load_state_dict(saved[1])
+    resumed.load_state_dict(saved[0])
+    train(fresh, optimizer, loader, epochs=2)
+    assert not resumed.privacy_statement(1e-3).certified
+
+
+def test_a_buffer_whose_rows_change_places_is_seen() -> None:
+    """Of rows that are as long as what is added up, the sums stay the same."""
+    model = Small()
+    model.register_buffer("queue", torch.randn(256, 122))
+    engine, model, optimizer, loader = private(model)
+    train(model, optimizer, loader)
+    model.queue.copy_(model.queue.roll(3, 0))
+    verdict = engine.privacy_statement(1e-3).verdicts["content"]
+    assert not verdict.holds
+    assert "queue" in verdict.how

@@ -161,7 +161,7 @@ def test_the_methods_are_the_formulas_of_their_papers() -> None:
 
 
 def test_usable_drops_whole_examples_and_keeps_the_others() -> None:
-    norms, bad = usable(torch.tensor([[1.0, math.nan], [2.0, 3.0], [math.inf, 1.0], [1e-20, 1.0]]), 1e-15)
+    norms, bad = usable(torch.tensor([[1.0, math.nan], [2.0, 3.0], [math.inf, 1.0], [1e-20, 1.0]]), torch.float32)
     assert bad.tolist() == [True, False, True, False]
     assert norms.tolist() == [[0, 0], [2, 3], [0, 0], [0, 1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_the_event_of_a_mechanism_composes_with_others_to_what_the_ledger_says()
     from dp_accounting.rdp import RdpAccountant
 
     engine, *_ = private_probe(torch.ones(2, 2, 3), method="dpsgd", noise_multiplier=2.0)
-    mechanism = engine.mechanism
+    mechanism = dataclasses.replace(engine.mechanism, accountant="rdp")
     together, apart = RdpAccountant(), RdpAccountant()
     together.compose(mechanism.event(7))
     apart.compose(mechanism.event(3)).compose(mechanism.event(4))

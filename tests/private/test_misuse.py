@@ -207,6 +207,28 @@ def test_a_layer_frozen_after_make_private_is_refused_in_the_next_forward() -> N
         model(batch()[0])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_of_gradients_is_refused_by_name_and_one_that_is_off_is_not(fused: bool) -> None:
+    model = Small()
+    engine, model, optimizer, _ = private(model, optimizer=torch.optim.Adam(model.parameters(), fused=fused))
+    x, y = batch()
+    for scaler in (torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", init_scale=1.0)):
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        with pytest.raises(RuntimeError, match=r"GradScaler.*bfloat16"):
+            scaler.step(optimizer)
+        optimizer.zero_grad()
+    assert engine.steps == 0
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(x)
+    off.scale(F.cross_entropy(output.float(), y)).backward()
+    off.step(optimizer)
+    off.update()
+    assert engine.steps == 1
+    engine.detach()
+    assert vars(optimizer).get("_step_supports_amp_scaling", False) == fused
+
+
 def test_dropout_that_cannot_be_replayed_is_refused() -> None:
     class Transposed(nn.Module):
         def __init__(self) -> None:
@@ -374,8 +396,8 @@ def test_norms_and_sums_are_made_in_full_precision_when_products_need_not_be(
 
         return noted
 
-    monkeypatch.setattr(conv, "gram_squared_norms", noting(conv.gram_squared_norms))
-    monkeypatch.setattr(linear, "_summed", noting(linear._summed))
+    monkeypatch.setattr(conv, "joint_squared_norms", noting(conv.joint_squared_norms))
+    monkeypatch.setattr(linear, "_bias_sums", noting(linear._bias_sums))
     monkeypatch.setattr(conv.Geometry, "contract", noting(conv.Geometry.contract))
     model = nn.Sequential(nn.Conv2d(16, 64, 3), nn.Flatten(), nn.Linear(256, 3))
     _, model, optimizer, _ = private(model, poisson_sampling=False)

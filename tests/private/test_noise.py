@@ -13,8 +13,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from lmdp.gradients.compiled.rounds import ROUND
 from lmdp.private.keystream import KeyStream
-from lmdp.private.noise import ROUND, Entropy, GaussianNoise, Randomness, Seeded
+from lmdp.private.noise import Entropy, GaussianNoise, Randomness, Seeded
 from lmdp.private.weights import Private
 from tests.private.probe import draw, private_probe, step
 

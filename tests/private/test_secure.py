@@ -16,8 +16,9 @@ from scipy import stats
 
 import lmdp
 from lmdp.app.config import METHODS, Config
+from lmdp.gradients.compiled.rounds import ROUND
 from lmdp.private.keystream import KeyStream
-from lmdp.private.noise import ROUND, Secure
+from lmdp.private.noise import Secure
 from tests.private.probe import draw
 from tests.private.test_engine import Small, data, train
 from tests.private.test_noise import tuples

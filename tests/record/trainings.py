@@ -26,7 +26,7 @@ def train(model_name: str, method: str, source: str) -> dict[str, Any]:
     """Five private steps; batches of the d-cnn come in parts."""
     model, x, y = examples(model_name)
     layers = len(lmdp.LayerMap.of(model))
-    engine = lmdp.PrivacyEngine()
+    engine = lmdp.PrivacyEngine(accountant="rdp")
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from lmdp.audit.results import AuditReport, Peak
+from lmdp.audit.epsilon import EpsilonBound
+from lmdp.audit.results import AuditReport, CanaryLeaks, Peak
 from lmdp.guards.verdicts import ASSUMPTIONS, HOLDS, NOT_ESTABLISHED, VIOLATED, Verdict
 from lmdp.membership.leak import Leak
 from lmdp.private import PrivacyStatement
@@ -41,6 +43,24 @@ def leak(name: str, auc: float, error: float = ERROR, attack: str = "mlp probe")
         attack=attack,
         roc=curve(auc),
     )
+
+
+def bound(claimed: float = 8.0, lower: float = 0.7) -> EpsilonBound:
+    return EpsilonBound(
+        claimed, lower, 1e-5, 0.95, "one-run", "mislabelled, in this run", 503, 1, "dpsgd", "rdp", {"guesses": 124}
+    )
+
+
+def with_canaries(
+    report: AuditReport, auc: float, error: float = 0.02, shown: EpsilonBound | None = None
+) -> AuditReport:
+    """The same audit of a run in which 503 canaries were planted, the last layer of which gives them away so."""
+    *_, last = [layer.name for layer in report.layers]
+    layers = tuple(leak(layer.name, auc if layer.name == last else 0.503, error) for layer in report.layers)
+    top = max(layers, key=lambda layer: layer.auc)
+    peak = Peak(top.name, top.auc, (top.auc - 2.5 * error, top.auc + 2.5 * error), len(layers))
+    planted = CanaryLeaks("mislabelled", layers, peak, leak("(output)", 0.61, error, "loss"), 260, 243, shown)
+    return replace(report, canaries=planted)
 
 
 def audit(aucs: Mapping[str, float], output: float = 0.5, control: float = 0.502, error: float = ERROR) -> AuditReport:
@@ -156,6 +176,18 @@ def story(**changes: Any) -> Story:
         "version": "0.1.0",
     }
     return Story(**{**fields, **changes})
+
+
+def planted_story(**aucs: float) -> Story:
+    """The same with canaries: how well each model's last layer gives them away."""
+    levels = {"sgd": 0.97, "dpsgd": 0.68, "lm": 0.66} | aucs
+    models = (sgd(), dpsgd(), lm())
+    return story(
+        trained=tuple(
+            replace(m, audit=with_canaries(m.audit, levels[m.method], shown=bound() if m.privacy else None))  # type: ignore[arg-type]
+            for m in models
+        )
+    )
 
 
 def crowd(layers: int = 60, models: int = 6) -> Story:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from lmdp.guards.verdicts import ASSUMPTIONS
 from lmdp.report import Story, Trained, figures, render, verdict
+from lmdp.report.tables import tpr_limit
 from lmdp.report.values import accuracy, is_certified, wilson
+from lmdp.report.verdict import NO_PROOF
 from tests.report import sample
 
 HOSTILE = (
@@ -37,6 +39,10 @@ def parsed(page: str) -> ElementTree.Element:
 
 def words(node: ElementTree.Element) -> str:
     return " ".join(node.itertext())
+
+
+def sentences(said: str) -> list[str]:
+    return re.split(r"(?<=[.])\s(?=[A-Z])", said)
 
 
 def part(page: str, key: str) -> ElementTree.Element | None:
@@ -69,7 +75,10 @@ privacies = st.one_of(
     ),
 )
 aucs = st.dictionaries(names, st.floats(0, 1), min_size=1, max_size=5)
-audits = st.one_of(st.none(), st.builds(sample.audit, aucs, st.floats(0, 1), st.floats(0.3, 0.6), st.floats(0, 0.2)))
+ordinary = st.builds(sample.audit, aucs, st.floats(0, 1), st.floats(0.3, 0.6), st.floats(0, 0.2))
+bounds = st.none() | st.builds(sample.bound, st.one_of(st.floats(0, 900), st.just(math.inf)), st.floats(0, 9))
+planted = st.builds(sample.with_canaries, ordinary, st.floats(0, 1), st.floats(0, 0.2), bounds)
+audits = st.one_of(st.none(), ordinary, planted)
 trained = st.builds(
     Trained, names, st.sampled_from(["sgd", "dpsgd", "lm", "lm-optimal", "x"]), st.lists(rows, max_size=6).map(tuple),
     privacies, audits, st.one_of(st.none(), st.integers(0, 5000)),
@@ -124,6 +133,7 @@ def test_every_number_of_the_tables_is_in_the_data() -> None:
     story = sample.story()
     values = list(numbers(asdict(story)))
     values += [edge for t in story.trained for edge in wilson(accuracy(t).value, t.test_examples)]  # type: ignore[union-attr, arg-type]
+    values += [limit for t in story.trained if (limit := tpr_limit(t)) is not None]
     rounded = {f"{value:.3f}" for value in values}
     tables = list(parsed(render(story)).iter("td"))
     shown = [number for cell in tables for number in re.findall(r"\d\.\d{3}", words(cell))]
@@ -138,6 +148,23 @@ def test_the_table_has_accuracy_epsilon_peak_and_tpr_with_their_intervals() -> N
         assert expected in table
 
 
+def test_the_table_has_the_limit_that_epsilon_sets_to_the_tpr() -> None:
+    """The audit's own where it has one; else that of epsilon and delta; none where nothing is promised."""
+    open_model, low, high = sample.sgd(), sample.dpsgd(epsilon=1.0), sample.lm(epsilon=8.0)
+    measured = replace(high, audit=replace(high.audit, tpr_limit_at_1pct=0.1234))  # type: ignore[type-var]
+    assert tpr_limit(open_model) is None
+    assert tpr_limit(low) == pytest.approx(math.e * 0.01 + 1e-5)
+    assert tpr_limit(measured) == 0.1234
+    assert tpr_limit(replace(low, privacy={**low.privacy, "epsilon": "inf"})) is None  # type: ignore[dict-item]
+    table = words(part(render(sample.story(trained=(open_model, low, measured))), "numbers"))  # type: ignore[arg-type]
+    assert "its limit by epsilon" in table
+    assert "0.123" in table
+    assert "0.027" in table
+    assert "at most 0.123 at 1 % FPR" in str(measured.audit)
+    assert "at most" not in str(low.audit)
+    assert "tpr_limit_at_1pct" not in sample.audit({"fc": 0.6}).to_dict()
+
+
 def test_the_wilson_interval_is_that_of_the_textbook() -> None:
     low, high = wilson(0.9, 100)
     assert (round(low, 4), round(high, 4)) == (0.8256, 0.9448)
@@ -150,7 +177,8 @@ def test_the_verdict_says_less_where_intervals_separate() -> None:
     assert "'fc2' of SGD gives membership away" in said
     assert "DP-SGD and LM-DP-SGD give away less" in said
     assert "at the same epsilon of 8" in said
-    assert said.count(".") - len(re.findall(r"\d\.\d", said)) == 1, "one sentence"
+    assert sentences(said)[0].startswith("Of ordinary examples, the only ones tried: ")
+    assert len(sentences(said)) == 3, "what was found, what was not tried, and what that proves"
 
 
 @settings(max_examples=80, deadline=None)
@@ -173,6 +201,77 @@ def test_the_verdict_claims_nothing_where_intervals_overlap(
         assert not re.search(r"\b(lower|higher)\b", said)
     if max(a[0], b[0]) <= 0.5:
         assert not re.search(r"\b(less|more|protects?)\b", said), "nothing leaks, so nothing leaks less"
+
+
+def test_the_verdict_leads_with_the_most_vulnerable_and_tells_ordinary_examples_apart() -> None:
+    first, second, *rest = sentences(verdict(sample.planted_story()))
+    assert first.startswith("The most vulnerable examples (mislabelled canaries): layer 'fc2' of SGD gives membership")
+    assert "0.970" in first
+    assert "at the same epsilon of 8, the difference" in first
+    assert second.startswith("Ordinary examples: layer 'fc2' of SGD gives membership away (AUC 0.637")
+    assert rest == [NO_PROOF], "no layer of the private models gives ordinary examples away"
+
+
+SAFE = re.compile(r"\b(safe|secure|protected|harmless|no leak|leaks nothing|private enough)\b", re.I)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.floats(0.45, 0.7), st.floats(0.45, 0.7), st.none() | st.floats(0.45, 0.8), st.booleans())
+def test_an_attack_that_fails_is_never_called_a_proof(
+    one: float, other: float, canaries: float | None, alone: bool
+) -> None:
+    audits = [sample.audit({"fc": auc}) for auc in (one, other)]
+    if canaries is not None:
+        audits = [sample.with_canaries(report, canaries) for report in audits]
+    models = tuple(replace(t, audit=report) for t, report in zip((sample.sgd(), sample.dpsgd()), audits, strict=True))
+    told = sample.story(trained=models[:1] if alone else models)
+    for said, reports in ((verdict(told), audits[:1] if alone else audits), (audits[0].verdict, audits[:1])):
+        assert not SAFE.search(said)
+        peaks = [r.peak for r in reports] + [r.canaries.peak for r in reports if r.canaries]
+        if any(top.interval[0] <= 0.5 for top in peaks):
+            assert NO_PROOF in said
+        where = [said.find(words) for words in ("most vulnerable", "rdinary examples")]
+        assert min(where) >= 0, "both are spoken of"
+        if canaries is not None:
+            assert where[0] < where[1], "the most vulnerable first"
+        else:
+            assert "--canaries 500" in said
+    page = render(told)
+    assert "An audit that finds nothing is no proof" in words(part(page, "mia"))  # type: ignore[arg-type]
+
+
+def test_canaries_are_told_although_the_groups_of_ordinary_examples_differ() -> None:
+    shifted = [replace(sample.sgd(), audit=sample.with_canaries(sample.audit({"fc": 0.6}, control=0.58), 0.9))]
+    shifted.append(replace(sample.dpsgd(), audit=sample.with_canaries(sample.audit({"fc": 0.6}), 0.55)))
+    for models in (shifted, shifted[:1]):
+        said = verdict(sample.story(trained=tuple(models)))
+        assert said.index("0.900") < said.index("differ before any training is looked at")
+        assert NO_PROOF in said
+
+
+def test_a_claim_that_canaries_refute_is_told_before_all_else() -> None:
+    broken = sample.with_canaries(sample.audit({"fc": 0.5}), 0.9, shown=sample.bound(lower=9.5))
+    models = (replace(sample.dpsgd(), audit=broken), sample.lm())
+    for trained in (models, models[:1]):
+        said = verdict(sample.story(trained=trained)).removeprefix("DP-SGD: ")
+        assert sentences(said)[:2][1] == "The claim does not hold."
+
+
+def test_the_page_shows_canaries_and_ordinary_examples_with_their_numbers() -> None:
+    story = sample.planted_story()
+    page = render(story)
+    leaks = part(page, "mia")
+    assert leaks is not None
+    assert [head.text for head in leaks.iter("h3")] == ["The most vulnerable examples", "Ordinary examples"]
+    ids = [figure.attrib["id"] for figure in leaks.iter("figure")]
+    assert ids == ["canaries", "canaries-roc", "mia", "roc"]
+    assert "260 members, 243 non-members" in words(leaks)
+    table = words(part(page, "numbers"))  # type: ignore[arg-type]
+    for expected in ("0.970", "0.920–1.020", "0.637", "0.621–0.653", "epsilon, at least", "0.7"):
+        assert expected in table
+    assert {"canaries-by-layer.svg", "canaries-roc.svg", "mia-by-layer.svg", "roc.svg"} <= set(figures(story))
+    assert "Only ordinary examples were tried" not in page
+    assert "Only ordinary examples were tried" in render(sample.story())
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,9 +5,13 @@ arguments    the words of the command line, and its help
 config       what a run is made of: named values, checked
 recipes/     one small TOML file per experiment
 pipeline     the flow as code: risk, train, audit, compare
+canaries     canaries in the data of a run
 account      what was spent before a run, and whether what it publishes is public
+chosen       an audit of examples that somebody chose, kept beside the run's own
 training     one model trained in a run folder, to be stopped and continued at any step
+descent      the optimizer of a run, and its learning rate over the steps
 reports      run folders read back: numbers to compare, and the story that a report tells
+references   a run's training again, on random halves of the examples that are audited
 bounds       how much epsilon a run's training spends, at least
 runs/        what a training leaves on disk
 progress     what a user sees while waiting, and how to stop

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lmdp.accounting import check_delta
+from lmdp.app.canaries import Planting
 from lmdp.app.config import Config
-from lmdp.app.runs import Members, RunFolder, write_json
+from lmdp.app.runs import Changes, Members, RunFolder, write_json
 from lmdp.data import Images, Source
 from lmdp.data.records import encoded, read_object
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
@@ -34,11 +36,15 @@ SIZE_IS_NOT = (
 
 @dataclass(frozen=True)
 class Account:
-    """Beside the steps of a training: `doubts` are why it is not certified, `said` is what a reader must know."""
+    """Beside the steps of a training: `doubts` are why it is not certified, `said` is what a reader must know.
+
+    `examples` tells how many are in each part of the data, where a part is kept out of training.
+    """
 
     lineage: Lineage
     doubts: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    examples: Mapping[str, int] = field(default_factory=dict)
 
     def stated(self, statement: PrivacyStatement) -> PrivacyStatement:
         """The statement of an engine that was given this lineage, with what it cannot know."""
@@ -50,7 +56,9 @@ class Account:
         return replace(statement, verdicts={**statement.verdicts, "account": account})
 
 
-def open_account(config: Config, source: Source, folder: RunFolder, model: nn.Module) -> tuple[Account, Members | None]:
+def open_account(
+    config: Config, source: Source, folder: RunFolder, model: nn.Module, planting: Planting | None = None
+) -> tuple[Account, Members | None]:
     """The account of a run that begins or goes on, before its first step; and who is in it.
 
     Refused: data that is not that of the run so far, and what would publish a private fact.
@@ -83,17 +91,44 @@ def open_account(config: Config, source: Source, folder: RunFolder, model: nn.Mo
         large: bool(large),
         **dict.fromkeys(lineage.doubts, True),
     }
-    said = (SIZE_IS_PUBLIC if config.public_size else "", *lineage.said)
-    return Account(lineage, tuple(d for d, holds in doubts.items() if holds), tuple(filter(None, said))), members
+    planted = "" if planting is None else planting.said
+    said = (SIZE_IS_PUBLIC if config.public_size else "", kept_out(source), planted, *lineage.said)
+    account = Account(
+        lineage,
+        tuple(d for d, holds in doubts.items() if holds),
+        tuple(filter(None, said)),
+        _examples(source, planting),
+    )
+    return account, members
 
 
-def begin(account: Account, members: Members | None, folder: RunFolder) -> None:
-    """Write down who is in a new run, and what was spent before it."""
+def kept_out(source: Source) -> str:
+    """Who is in no model of this run, and why nobody's part tells of anybody else; nothing where all are trained on."""
+    if source.held_out is None:
+        return ""
+    return (
+        f"{len(source.held_out)} private examples were kept out of training (holdout), as non-members for "
+        "audits: each by a public hash of its own content, so that nobody's part depends on anybody else. Epsilon, "
+        "sample rate and steps are those of the examples that were trained on"
+    )
+
+
+def _examples(source: Source, planting: Planting | None) -> dict[str, int]:
+    """How many are in each part; canaries that are in are trained on too."""
+    held_out = {} if source.held_out is None else {"held_out": len(source.held_out)}
+    planted = {} if planting is None else {"canaries": len(planting.images)}
+    return {"trained_on": len(source.train), **held_out, **planted} if held_out or planted else {}
+
+
+def begin(account: Account, members: Members | None, planting: Planting | None, folder: RunFolder) -> None:
+    """Write down who is in a new run, which canaries are, and what was spent before it."""
     if folder.has_run:
         return
     folder.path.mkdir(exist_ok=True)
     if members is not None:
         members.save(folder)
+    if planting is not None:
+        planting.coins.save(folder)
     if account.lineage.earlier:
         write_json(folder / EARLIER, {"spent": encoded(account.lineage.earlier)})
 
@@ -111,12 +146,13 @@ def refuse_inferred(source: Source, config: Config) -> None:
 
 
 def sides(
-    folder: RunFolder, inside: Images, outside: Images, *, chosen: bool, changed_data: bool
+    folder: RunFolder, inside: Images, outside: Images, *, chosen: bool, held_out: bool, changed_data: bool
 ) -> tuple[Images, Images, str]:
     """Those who were trained on and those who were not, by the run's own digests, and what is to be said of them.
 
-    Refused where one side holds examples of the other, or where a run's own training examples are no longer all there;
-    with `changed_data`, those that are left are taken. `chosen` says that the members were named, and may be fewer.
+    Refused where one side holds examples of the other, or where a run's own examples are no longer all there; with
+    `changed_data`, those that are left are taken. `chosen` says that the members were named, and may be fewer;
+    `held_out` that the non-members are those whom the run kept out.
     """
     members = Members.read(folder)
     if members is None:
@@ -129,12 +165,16 @@ def sides(
     lost = 0 if chosen else len(changes.gone)
     strangers = [i for i, trained in enumerate(members.trained_on(inside)) if not trained]
     trained_on = [i for i, trained in enumerate(members.trained_on(outside)) if trained]
-    if not (lost or strangers or trained_on):
+    others = members.held_out_changes(outside) if held_out else Changes()
+    if not (lost or strangers or trained_on or others):
         return inside, outside, ""
     told = (
         f"the data has changed since {folder.path} was trained: compared with its training examples, {changes}; "
         f"{len(trained_on)} of the non-members were trained on"
     )
+    if held_out:
+        told += f"; compared with those kept out, {others}"
+        trained_on = [i for i, kept in enumerate(members.kept_out(outside)) if not kept]
     if not changed_data:
         raise ValueError(
             f"{told}. An audit would be about other examples. Restore them, or audit those that are left with "

@@ -27,9 +27,14 @@ EXIT_CODES = """\
 exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
 """
 DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
-RISK_KEYS = ("model", "data", "shadow", "size", "channels", "shadow_models", "shadow_epochs", "protocol", "seed")
+RISK_KEYS = (
+    *("model", "activation", "weight_standardisation", "layers", "data", "shadow", "size", "channels"),
+    *("shadow_models", "shadow_epochs", "shadow_enough", "protocol", "seed"),
+)
 COMPARE_KEYS = tuple(key for key in SETTINGS if key not in ("method",))
 TRAIN_KEYS = tuple(key for key in SETTINGS if not key.startswith("shadow_") and key != "protocol")
+SAME_THING = ("sample_rate", "batch_size")
+"""Two keys for one thing: on the command line either overrides what a recipe says of the other."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,17 +75,35 @@ def parser() -> argparse.ArgumentParser:
 
     audit = _command(commands, "audit", "attack a trained model, layer by layer (computed on private data)")
     audit.add_argument(
-        "target", metavar="DIR", type=Path, help="run folder, or an .npz of embeddings (member, nonmember)"
+        "target",
+        metavar="DIR",
+        type=Path,
+        help="run folder, or an .npz of embeddings (member, nonmember; better with member_inputs, nonmember_inputs)",
     )
     audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
     audit.add_argument(
         "--changed-data", action="store_true", help="audit those examples of the run that are left, and say so"
     )
+    audit.add_argument(
+        "--references",
+        type=int,
+        default=0,
+        metavar="K",
+        help="train the run's configuration K times again, each on a random half of the examples that are audited, and "
+        "judge every example's scores by those of these models; continues where it was broken off (default: 0)",
+    )
+    audit.add_argument(
+        "--white-box", action="store_true", help="also attack all layers together, and with each example's gradients"
+    )
     audit.add_argument("--epsilon", action="store_true", help="also bound the epsilon of the training from below")
     audit.add_argument(
         "--runs", type=int, default=1000, help="trainings per bound by repetition (default: %(default)s)"
     )
-    audit.add_argument("--nonmembers", metavar="SPEC", help="examples that were not (default: the run's test data)")
+    audit.add_argument(
+        "--nonmembers",
+        metavar="SPEC",
+        help="examples that were not (default: those that the run kept out, else its test data)",
+    )
 
     compare = _command(commands, "compare", "train and audit several methods at the same epsilon")
     compare.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or a .toml file")
@@ -94,7 +117,8 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", type=Path)
 
     bench = _command(commands, "bench", "speed and memory against non-private SGD and Opacus, in one run")
-    bench.add_argument("--models", help="comma-separated, of s-cnn, d-cnn, resnet18, vgg16, transformer (default: all)")
+    every = "s-cnn, d-cnn, resnet18, vgg16, transformer, minilm, siamese, lora, gpt2, lstm"
+    bench.add_argument("--models", help=f"comma-separated, of {every} (default: all)")
     bench.add_argument("--steps", type=int, default=9, help="steps timed of every contender (default: %(default)s)")
     bench.add_argument("--only", default="", help="comma-separated parts of contenders' names; SGD is always in")
     bench.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process each")
@@ -110,12 +134,15 @@ def parser() -> argparse.ArgumentParser:
 
 def config_of(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
     """The recipe, overridden by the command line."""
-    values = recipe(recipe_name) if recipe_name else {}
+    values, given = recipe(recipe_name) if recipe_name else {}, {}
     for name, text in vars(arguments).items():
         key = name.removeprefix("key_")
         if name.startswith("key_") and text is not None:
-            values[key] = SETTINGS[key].parse(f"--{key.replace('_', '-')}", text)
-    return Config.of(values, recipe_name or "configuration")
+            given[key] = SETTINGS[key].parse(f"--{key.replace('_', '-')}", text)
+    for one, other in (SAME_THING, SAME_THING[::-1]):
+        if given.get(one) is not None:
+            values.pop(other, None)
+    return Config.of({**values, **given}, recipe_name or "configuration")
 
 
 def words_of(text: str) -> list[str]:

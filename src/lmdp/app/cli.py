@@ -96,12 +96,13 @@ def _train(arguments: Namespace, show: Show) -> Result:
     config = config_of(arguments, arguments.recipe or _saved_recipe(arguments))
     from lmdp.app import pipeline
     from lmdp.app.reports import summary
+    from lmdp.app.training import accuracies_of
     from lmdp.private import PrivacyStatement
 
     folder = pipeline.train(config, arguments.out, show, command=arguments.command_line, resume=arguments.resume)
     privacy = json.loads((folder / "privacy.json").read_text())
-    accuracy = folder.metrics()[-1]["test_accuracy"]
-    first = "" if accuracy is None else f"test accuracy {accuracy:.1%}\n"
+    last = folder.metrics()[-1]
+    first = "" if last["test_accuracy"] is None else f"test accuracy {accuracies_of(last)}\n"
     statement = PrivacyStatement.from_dict(privacy)
     told = "".join(f"\n  account           {item}" for item in privacy["account"])
     text = f"\n{first}{statement}{told}\n\nrun folder: {arguments.out}\nreport: {folder / 'report.html'}"
@@ -125,12 +126,13 @@ def _audit(arguments: Namespace, show: Show) -> Result:
 
     if arguments.epsilon and (arguments.target.is_file() or arguments.runs < 8):
         raise ValueError("--epsilon trains the run of a run folder again, with --runs of at least 8")
+    if arguments.references and arguments.target.is_file():
+        raise ValueError("--references trains the run of a run folder again; of embeddings there is nothing to train")
     if arguments.target.is_file():
         page = arguments.target.with_suffix(".audit.html")
         report = pipeline.audit_file(arguments.target, page)
     else:
-        page = arguments.target / "report.html"
-        report = pipeline.audit(
+        report, page = pipeline.audit(
             arguments.target,
             show,
             command=arguments.command_line,
@@ -138,10 +140,15 @@ def _audit(arguments: Namespace, show: Show) -> Result:
             nonmembers=arguments.nonmembers,
             epsilon_runs=arguments.runs if arguments.epsilon else 0,
             changed_data=arguments.changed_data,
+            references=arguments.references,
+            white_box=arguments.white_box,
         )
     bounds = json.loads((arguments.target / "epsilon.json").read_text()) if arguments.epsilon else []
-    text = "\n".join([f"\n{report}\n", *(bound["verdict"] for bound in bounds), report.warning, f"report: {page}"])
-    return {"text": text, "json": report.to_dict() | ({"epsilon_bounds": bounds} if arguments.epsilon else {})}
+    written = [] if page.name == "report.html" else [f"written to: {page.with_suffix('.json')}"]
+    said = [*(bound["verdict"] for bound in bounds), report.warning, *written, f"report: {page}"]
+    content = json.loads(page.with_suffix(".json").read_text()) if written else report.to_dict()
+    content |= {"report": str(page)} | ({"epsilon_bounds": bounds} if arguments.epsilon else {})
+    return {"text": "\n".join([f"\n{report}\n", *said]), "json": content}
 
 
 def _reproduce(arguments: Namespace, show: Show) -> NoReturn:
@@ -196,14 +203,29 @@ def _free(path: Path) -> Path:
 
 
 def _table(results: dict[str, Any]) -> str:
-    lines = [f"{'method':16}{'epsilon':>9}  {'test accuracy':>13}  {'leakiest layer':20} AUC (95 % interval)"]
+    """One line for each method: the most vulnerable examples first, where canaries were planted, then ordinary ones."""
+    planted = any("canaries" in row for row in results.values())
+    first = f"  {'canaries: AUC (95 % interval)':38}{'TPR at 1 %':>11}" if planted else ""
+    head = "ordinary examples: AUC (95 % interval)" if planted else "leakiest layer: AUC (95 % interval)"
+    lines = [f"{'method':16}{'epsilon':>9}  {'test accuracy':>13}{first}  {head}"]
     for name, row in results.items():
         epsilon = row["epsilon"] if isinstance(row["epsilon"], str) else f"{row['epsilon']:.2f}"
         accuracy = "" if row["test_accuracy"] is None else f"{row['test_accuracy']:.1%}"
-        low, high = row["peak_auc_interval"]
-        peak = f"{row['peak_layer']:20} {row['peak_auc']:.3f} ({low:.3f} – {high:.3f})"
-        lines.append(f"{name:16}{epsilon:>9}  {accuracy:>13}  {peak}")
+        canaries = row.get("canaries")
+        cells = (
+            f"  {_peak(canaries):38}{canaries['peak_tpr_at_1pct']:>11.3f}"
+            if canaries
+            else f"{'':51}"
+            if planted
+            else ""
+        )
+        lines.append(f"{name:16}{epsilon:>9}  {accuracy:>13}{cells}  {_peak(row)}")
     return "\n".join(lines)
+
+
+def _peak(row: dict[str, Any]) -> str:
+    low, high = row["peak_auc_interval"]
+    return f"{row['peak_layer']:12} {row['peak_auc']:.3f} ({low:.3f} – {high:.3f})"
 
 
 def _resuming(argv: Sequence[str], out: Path) -> str:

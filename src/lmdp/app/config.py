@@ -12,14 +12,25 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lmdp.accounting import ACCOUNTANTS
-from lmdp.methods import METHODS, SOURCES
+from lmdp.accounting import ACCOUNTANTS, DEFAULT
+from lmdp.methods import METHODS, SOURCES, check_unit_gain
 
 PROTOCOLS = ("heldout", "paper")
 """Those of `lmdp.risk`, which needs torch; a test holds the two together."""
 NOISES = ("fast", "secure")
+LAYERS = ("module", "block")
+"""Those of `lmdp.layers`, which needs torch too."""
 SPLITS = ("content", "position")
 """Those of `lmdp.data.splits`, which needs torch too."""
+ACTIVATIONS = ("relu", "tanh")
+"""Those of `lmdp.models`, which needs torch too."""
+OPTIMIZERS = ("sgd", "adamw")
+SCHEDULES = ("constant", "cosine", "warmup")
+"""Those of `lmdp.app.descent`, which needs torch too."""
+SAMPLE_RATE = 0.01
+"""q where neither it nor the batch size is given."""
+FEWEST_CANARIES = 300
+"""That of `lmdp.audit.planting`, which needs torch too."""
 
 
 TRUTH = {"true": True, "false": False}
@@ -38,6 +49,7 @@ class Setting:
     choices: Collection[str] = ()
     optional: bool = False
     listed: bool = False
+    unsaid: Any = None  # what files mean that say nothing, and is left out of files
 
     def check(self, key: str, value: Any) -> Any:
         if value is None and self.optional:
@@ -98,8 +110,8 @@ def _number(default: Any, help: str, **setting: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(float, help, **setting)})
 
 
-def _switch(default: bool, help: str) -> Any:
-    return field(default=default, metadata={"setting": Setting(bool, help)})
+def _switch(default: bool, help: str, **setting: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(bool, help, **setting)})
 
 
 def _whole(default: Any, help: str, **setting: Any) -> Any:
@@ -110,7 +122,17 @@ def _whole(default: Any, help: str, **setting: Any) -> Any:
 class Config:
     """A resolved configuration. Making one checks every value; an unknown or impossible one is refused by name."""
 
-    model: str = _text("s-cnn", "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, or module:factory of your own")
+    model: str = _text(
+        "s-cnn",
+        "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, tanh-cnn, tanh-cnn-deep, or module:factory of your own",
+    )
+    activation: str | None = _text(None, "the model's own unless given", choices=ACTIVATIONS, optional=True)
+    weight_standardisation: bool = _switch(
+        False, "standardise the filters of the model's convolutions: mean zero, length one", unsaid=False
+    )
+    layers: str = _text(
+        "module", "what counts as a layer: block takes the blocks of a network whole", choices=LAYERS, unsaid="module"
+    )
     data: str = _text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:PATH, folder:PATH")
     shadow: str = _text("digits", "the public data on which risk is estimated: a SPEC")
     size: int | None = _whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
@@ -124,27 +146,82 @@ class Config:
     splits: str = _text(
         "content", "how parts of the data are chosen; position is for runs of old, and not certified", choices=SPLITS
     )
+    holdout: float = _number(
+        0.1,
+        "the share of the private data that is kept out of training, as non-members for audits; about 10,000 at most",
+        low=0,
+        high=0.9,
+    )
+    canaries: int = _whole(
+        0, "plant about so many canaries for the audit, each in or out by a coin; they cost accuracy", low=0, unsaid=0
+    )
+    canary_kind: str = _text(
+        "noise",
+        "noise, mislabelled (private examples with a wrong label), or a SPEC of canaries of your own",
+        unsaid="noise",
+    )
 
     method: str = _text("lm", "how examples' gradients are bounded and combined; sgd is not private", choices=METHODS)
     weights: str = _text("private", "where the layer weights of lm come from; batch is not certified", choices=SOURCES)
     emphasis: float = _number(1.0, "r: how strongly a layer's risk counts", low=0, high=100)
+    unit_gain: bool = _switch(
+        False, "divide the gradient that lm releases by the layer weights: layers keep their step size", unsaid=False
+    )
     risk: str | None = _text(None, "a risk.json for lm; without it every layer counts alike", optional=True)
+    risk_as_measured: bool = _switch(False, "weigh layers by the risk as measured, noise and all")
     public: str | None = _text(None, "public data for weights = public; the shadow data unless given", optional=True)
     epsilon: float = _number(5.0, "the privacy budget", low=0, open_low=True)
     delta: float = _number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
     allow_large_delta: bool = _switch(False, "allow a delta of 1 / examples or more: not certified")
     public_size: bool = _switch(True, "whether the number of private examples is public; if not, not certified")
-    accountant: str = _text("rdp", "pld gives less noise for the same epsilon, and takes longer", choices=ACCOUNTANTS)
+    accountant: str = _text(DEFAULT, "rdp is faster, and needs about a twentieth more noise", choices=ACCOUNTANTS)
     noise: str = _text("fast", "secure keeps the key of the noise from being copied", choices=NOISES)
 
     epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
-    sample_rate: float = _number(0.01, "q: the chance of each example to be in a batch", low=0, open_low=True, high=1)
+    sample_rate: float | None = _number(
+        None,
+        f"q: the chance of each example to be in a batch; {SAMPLE_RATE} unless batch_size is given",
+        low=0,
+        open_low=True,
+        high=1,
+        optional=True,
+    )
+    batch_size: int | None = _whole(
+        None, "the expected size of a batch, instead of sample_rate: q is this / examples", low=1, optional=True
+    )
+    optimizer: str = _text("sgd", "what makes steps of released gradients", choices=OPTIMIZERS, unsaid="sgd")
+    schedule: str = _text(
+        "constant",
+        "the learning rate over the steps: cosine falls to 0 at the end, warmup rises at first",
+        choices=SCHEDULES,
+        unsaid="constant",
+    )
+    warmup: float | None = _number(
+        None,
+        "the share of the steps over which the learning rate rises; 0.05 for schedule = warmup, 0 for cosine",
+        low=0,
+        high=1,
+        optional=True,
+    )
+    weight_decay: float = _number(0.0, "weight decay of the optimizer; decoupled in adamw", low=0, unsaid=0.0)
+    ema: float | None = _number(
+        None,
+        "keep an exponential moving average of the weights with this decay (0.99 to 0.9999), beside the last ones",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
+        optional=True,
+    )
     learning_rate: float = _number(0.1, "step size of the private methods", low=0, open_low=True)
     sgd_learning_rate: float = _number(
         0.05, "step size of method sgd, whose gradients have any length", low=0, open_low=True
     )
-    momentum: float = _number(0.0, "momentum of SGD", low=0, high=1, open_high=True)
+    momentum: float = _number(0.0, "momentum of optimizer = sgd", low=0, high=1, open_high=True)
     clip_norm: float = _number(1.0, "C: the most that one example may contribute", low=0, open_low=True)
+    unit_clip: bool = _switch(
+        False, "divide the released gradient by clip_norm, so that a learning rate suits every clip_norm", unsaid=False
+    )
     max_physical_batch_size: int | None = _whole(
         None, "hand batches out in parts of at most this many examples", low=1, optional=True
     )
@@ -156,6 +233,14 @@ class Config:
 
     shadow_models: int = _whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256)
     shadow_epochs: int = _whole(100, "at most this many epochs for a shadow model", low=1, high=100_000)
+    shadow_enough: float = _number(
+        0.99,
+        "a shadow model is trained until it has learnt this share of its half; 2: through all epochs",
+        low=0,
+        open_low=True,
+        high=2,
+        unsaid=0.99,
+    )
     protocol: str = _text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
 
     def __post_init__(self) -> None:
@@ -164,6 +249,26 @@ class Config:
         names = self.declared_classes
         if names == 0 or (isinstance(names, tuple) and len(set(names)) < len(names)):
             raise ValueError(f"classes is {self.classes!r}; it must be a number of at least 1, or names, each once")
+        if 0 < self.canaries < FEWEST_CANARIES:
+            raise ValueError(
+                f"canaries is {self.canaries}; it must be 0 or at least {FEWEST_CANARIES}: with fewer there are not "
+                "enough in and out of the training to attack"
+            )
+        if self.batch_size is not None and self.sample_rate is not None:
+            raise ValueError(
+                f"batch_size is {self.batch_size} and sample_rate is {self.sample_rate:g}; give one: it says the other"
+            )
+        if self.batch_size is None and self.sample_rate is None:
+            object.__setattr__(self, "sample_rate", SAMPLE_RATE)
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"momentum is {self.momentum:g}, which is of optimizer sgd; {self.optimizer} has one of its own: set "
+                "momentum = 0"
+            )
+        if self.warmup is not None and self.schedule == "constant":
+            raise ValueError(
+                f"warmup is {self.warmup:g}, but schedule = constant has none; choose schedule = warmup or cosine"
+            )
         if self.channels == 2:
             raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
         if self.noise == "secure" and self.seed is not None:
@@ -172,6 +277,8 @@ class Config:
         if method.reweighted and self.weights not in method.sources:
             needed = (f"{name} ({'not ' if SOURCES[name].refuted else ''}certified)" for name in method.sources)
             raise ValueError(f"weights is {self.weights!r}; method {method.name} needs {' or '.join(needed)}")
+        if self.unit_gain:
+            check_unit_gain(method, self.weights)
 
     @property
     def declared_classes(self) -> int | tuple[str, ...] | None:
@@ -179,6 +286,19 @@ class Config:
         if self.classes is None or (self.classes.isascii() and self.classes.isdigit() and len(self.classes) < 7):
             return int(self.classes) if self.classes else None
         return tuple(name.strip() for name in self.classes.split(","))
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """What `lmdp.models.build` takes besides name, shape and classes."""
+        return {"activation": self.activation, "standardised": self.weight_standardisation}
+
+    def batch_for(self, examples: int) -> int:
+        """The expected size of a batch of so many examples."""
+        if self.batch_size is None:
+            return max(1, round((self.sample_rate or SAMPLE_RATE) * examples))
+        if self.batch_size > examples:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be at most {examples}, the number of examples")
+        return self.batch_size
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str = "configuration") -> Config:
@@ -206,8 +326,9 @@ class Config:
         return replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
-        """What is set; values that are none are left out."""
-        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        """What is set; values that are none, or go without saying, are left out."""
+        values = {name: getattr(self, name) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value not in (None, SETTINGS[name].unsaid)}
 
     def to_toml(self) -> str:
         # JSON strings and numbers are TOML too, but for DEL, which JSON leaves as it is and TOML forbids.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,19 +13,24 @@ from torch import Tensor, nn
 from lmdp.accounting import check_delta
 from lmdp.app import training
 from lmdp.app.account import begin, open_account, refuse_inferred, sides
+from lmdp.app.canaries import ordinary, plant, still_there
+from lmdp.app.chosen import keep
 from lmdp.app.config import Config
 from lmdp.app.progress import Show
-from lmdp.app.reports import story, summary, write_report
+from lmdp.app.reports import story, summary, tpr_limit, write_report
 from lmdp.app.runs import RunFolder, load_model, write_json
+from lmdp.audit import Reference
 from lmdp.audit.model import audit as audit_model
 from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import Images, Source, load
-from lmdp.data.records import encoded
+from lmdp.data.records import encoded, read_object
+from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
 from lmdp.methods import METHODS, SOURCES
 from lmdp.models import build, evaluation, fresh
+from lmdp.private import PrivacyStatement
 from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
 from lmdp.risk.shadow import Schedule
@@ -48,6 +54,24 @@ def private_data(config: Config, show: Show) -> Source:
     return source
 
 
+def parted_data(config: Config, show: Show) -> Source:
+    """The private data of a run, with a part kept out of training, for audits."""
+    source = private_data(config, show).keeping_out(config.holdout)
+    if source.held_out is not None:
+        show.say(
+            f"training examples: {len(source.train)}; {len(source.held_out)} more of the same data are kept out of "
+            "training, as non-members for audits (holdout)"
+        )
+    elif config.holdout:
+        least = math.ceil(100 * FEWEST_NON_MEMBERS / len(source.train)) / 100
+        remedy = f"holdout = {least:g} or more keeps some out" if least <= 0.5 else "the data is too small for that"
+        show.say(
+            f"note: {config.holdout:g} of {len(source.train)} examples are too few non-members for an audit, so none "
+            f"are kept out of training; {remedy}"
+        )
+    return source
+
+
 def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
     """Risk on the shadow data, brought to the private data's shape; refused where the two overlap."""
     shape = None if private is None else private.train.shape
@@ -55,7 +79,7 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
     images = shadow.train if shadow.test is None else shadow.train.joined(shadow.test)
 
     def factory() -> nn.Module:
-        return build(config.model, images.shape, len(shadow.classes))
+        return build(config.model, images.shape, len(shadow.classes), **config.model_options)
 
     with show.bar("estimate risk", 1.0):
         return estimate_risk(
@@ -63,9 +87,10 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
             images.tensors(),
             models=config.shadow_models,
             protocol=config.protocol,
-            private_dataset=None if private is None else private.train.tensors(),
-            schedule=Schedule(epochs=config.shadow_epochs),
+            private_dataset=None if private is None else private.pool.tensors(),
+            schedule=Schedule(epochs=config.shadow_epochs, enough=config.shadow_enough),
             seed=config.seed or 0,
+            layers=config.layers,
             progress=show.say,
             part=show.part,
         )
@@ -86,22 +111,34 @@ def train(
     resume: bool = False,
     source: Source | None = None,
     risk: RiskProfile | None = None,
+    beside: Sequence[Path] = (),
 ) -> RunFolder:
-    """One run folder with a trained model, its metrics, its privacy statement and a report."""
+    """One run folder with a trained model, its metrics, its privacy statement and a report.
+
+    Canaries are in or out as in the runs `beside` it, so that these compare fairly.
+    """
     folder = RunFolder(out)
     with folder.claim():
         config = folder.resumed(config)
         folder.check(config, resume=resume)
-        source = source or private_data(config, show)
+        source = source or parted_data(config, show)
         if risk is None and config.risk is not None:  # a resumed run goes on with the profile it began with
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         model = fresh_model(config, source)
-        account, members = open_account(config, source, folder, model)
+        public = public_examples(config, source, show)
+        planting = plant(config, source, [folder, *(RunFolder(path) for path in beside)], show.say)
+        if planting is not None:
+            source = planting.source
+            show.say(planting.said)
+        account, members = open_account(config, source, folder, model, planting)
         if members is not None and (changes := members.test_changes(source.test)):
             show.say(f"note: the test examples have changed: compared with those of the run so far, {changes}")
-        public = public_examples(config, source, show)
+        if risk is not None and risk.note and training.weighs_by_risk(config):
+            show.say(f"note: {risk.note}")
+        if members is not None and (changes := members.held_out_changes(source.held_out)):
+            show.say(f"note: the examples kept out of training have changed: compared with those so far, {changes}")
         job = training.prepare(config, model, source.train, risk=risk, public=public, account=account)
-        begin(account, members, folder)
+        begin(account, members, planting, folder)
         folder.begin(config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
@@ -120,11 +157,17 @@ def audit(
     source: Source | None = None,
     epsilon_runs: int = 0,
     changed_data: bool = False,
-) -> AuditReport:
-    """Attack every layer of a finished run: its training examples against held-out ones.
+    references: int = 0,
+    white_box: bool = False,
+) -> tuple[AuditReport, Path]:
+    """Attack every layer of a finished run: its training examples against those it kept out, or else test examples.
+
+    Returns the report, and its page. Of other examples (`members`, `nonmembers`: SPECs) an audit is kept beside the
+    run's own, with what it used.
 
     Refused where these are no longer the examples of the training, unless `changed_data` asks for those that are left.
-    With `epsilon_runs`, also bound the epsilon of its training from below.
+    With `epsilon_runs`, also bound the epsilon of its training from below. With `references`, train the run's
+    configuration as often again, each time with half of the examples, and judge every example's scores by those.
     """
     folder = RunFolder(out)
     if not folder.has_run:
@@ -133,32 +176,76 @@ def audit(
         raise ValueError(f"{out} holds an unfinished run. Finish it with lmdp train --resume, then audit it.")
     with folder.claim():
         config = folder.config()
-        source = source or private_data(config, show)
+        source = source or parted_data(config, show)
         model = fresh_model(config, source)
         load_model(folder / "model.safetensors", model)
+        planting = plant(config, source, [folder], show.say)
+        source = source if planting is None else planting.source
+        others = source.test if source.held_out is None else source.held_out
+        given = _examples(members, source.train, source, show), _examples(nonmembers, others, source, show)
         inside, outside, note = sides(
             folder,
-            _examples(members, source.train, source, show),
-            _examples(nonmembers, source.test, source, show),
+            *given,
             chosen=members is not None,
+            held_out=nonmembers is None and source.held_out is not None,
             changed_data=changed_data,
         )
         if note:
             show.say(note)
+        inside = ordinary(inside, folder)
+        parts = [i.take_random(AUDIT_LIMIT) if len(i) > AUDIT_LIMIT else i for i in (inside, outside)]
+        beside = _references(references, folder, source, parts, show) if references else []
         with show.bar(f"audit {config.method}", 1.0):
-            parts = [i.take_random(AUDIT_LIMIT) if len(i) > AUDIT_LIMIT else i for i in (inside, outside)]
             both = [(training.laid_out(inputs, model), y) for inputs, y in (part.tensors() for part in parts)]
-            report = audit_model(model, *both, seed=config.seed or 0, progress=show.say, part=show.part)
+            report = audit_model(
+                model,
+                *both,
+                layers=config.layers,
+                seed=config.seed or 0,
+                references=beside,
+                white_box=white_box,
+                progress=show.say,
+                part=show.part,
+                canaries=None if planting is None else still_there(planting, folder, changed_data=changed_data),
+                statement=PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement")),
+            )
+        report = replace(report, tpr_limit_at_1pct=tpr_limit(folder))
         if changed_data:
             report = replace(report, warning=f"{note}; {report.warning}")
-        write_json(folder / "audit.json", report.to_dict())
+        page, chosen = folder / "report.html", members is not None or nonmembers is not None
+        if chosen:
+            name = "test" if source.held_out is None else "holdout"
+            report, page = keep(report, folder, source.spec, (members, nonmembers), parts, given, name)
+        else:
+            write_json(folder / "audit.json", report.to_dict())
         if epsilon_runs:
             from lmdp.app.bounds import bound_epsilon
 
             bound_epsilon(folder, source, show, runs=epsilon_runs)
-        risk = RiskProfile.load(folder / "risk.json") if (folder / "risk.json").exists() else None
-        write_report(folder, story([folder], command, risk))
-    return report
+        if epsilon_runs or not chosen:
+            risk = RiskProfile.load(folder / "risk.json") if (folder / "risk.json").exists() else None
+            write_report(folder, story([folder], command, risk))
+    return report, page
+
+
+def _references(
+    number: int, folder: RunFolder, source: Source, audited: Sequence[Images], show: Show
+) -> list[Reference]:
+    from lmdp.app.references import train_references
+
+    inside, outside = audited
+    path, config = folder / "risk.json", folder.config()
+    return train_references(
+        number,
+        folder,
+        source.train,
+        inside,
+        outside,
+        len(source.classes),
+        show,
+        risk=RiskProfile.load(path) if path.exists() else None,
+        public=public_examples(config, source, show),
+    )
 
 
 def audit_file(embeddings: Path, page: Path) -> AuditReport:
@@ -186,7 +273,7 @@ def compare(
     with whole.claim():
         config = whole.resumed(config)
         whole.check(config, resume=resume)
-        source = private_data(config, show)
+        source = parted_data(config, show)
         if any(METHODS[method].private for method in methods) and not whole.has_run:
             refuse_inferred(source, config)
             check_delta(config.delta, len(source.train), allowed=config.allow_large_delta)
@@ -197,8 +284,13 @@ def compare(
         for method in methods:
             folder = RunFolder(out / method)
             if not folder.finished:
-                chosen = config.changed(method=method, weights=METHODS[method].source(config.weights))
-                train(chosen, folder.path, show, command=command, resume=resume, source=source, risk=risk)
+                gain = config.unit_gain and method == config.method  # of lm alone
+                weights = METHODS[method].source(config.weights)
+                chosen = config.changed(method=method, weights=weights, unit_gain=gain)
+                others = [out / other for other in methods]
+                train(
+                    chosen, folder.path, show, command=command, resume=resume, source=source, risk=risk, beside=others
+                )
             if not (folder / "audit.json").exists():
                 audit(folder.path, show, command=command, source=source)
             folders.append(folder)
@@ -211,7 +303,9 @@ def compare(
 
 def fresh_model(config: Config, source: Source) -> nn.Module:
     """Untrained; the same parameters for the same seed, whatever the method, so that methods compare fairly."""
-    model = fresh(lambda: build(config.model, source.train.shape, len(source.classes)), config.seed or 0)
+    model = fresh(
+        lambda: build(config.model, source.train.shape, len(source.classes), **config.model_options), config.seed or 0
+    )
     LayerMap.of(model)  # refuses a model without trainable layers before anything long begins
     _try_out(model, config.model, source)
     return model
@@ -252,7 +346,7 @@ def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor,
             f"public data {config.public or config.shadow!r} has labels up to {int(labels.max())}, but the model has "
             f"{len(source.classes)} classes. Choose public data with at most as many classes (public = SPEC)."
         )
-    refuse_overlap(inputs, source.train.tensors()[0])
+    refuse_overlap(inputs, source.pool.tensors()[0])
     return inputs, labels
 
 

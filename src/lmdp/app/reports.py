@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmdp.app.runs import RunFolder, spent_for, write
-from lmdp.audit.results import AuditReport
-from lmdp.data.records import read_object
+from lmdp.audit.curves import GaussianSteps
+from lmdp.audit.epsilon import EpsilonBound
+from lmdp.audit.results import AuditReport, CanaryLeaks
+from lmdp.data.records import encoded, read_object
 from lmdp.lineage import Spending, epsilon_of, spendings
 from lmdp.methods import METHODS
 from lmdp.private import PrivacyStatement
 from lmdp.report import Story, Together, Trained, figures, render
+from lmdp.report.roc import Limit
 from lmdp.risk import RiskProfile
+
+LIMITS_LITTLE = 50.0
+"""An epsilon at which nearly all members may be recognised: not worth the seconds that its curve takes."""
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
@@ -28,16 +35,56 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "steps": privacy.get("steps"),
         "test_accuracy": last.get("test_accuracy"),
     }
+    if "average_test_accuracy" in last:
+        numbers["average_test_accuracy"] = last["average_test_accuracy"]
     if (folder / "audit.json").exists():
         report = AuditReport.load(folder / "audit.json")
         numbers |= {
             "peak_layer": report.peak.name,
             "peak_auc": report.peak.auc,
             "peak_auc_interval": list(report.peak.interval),
+            "peak_tpr_at_1pct": next(leak.tpr_at_1pct for leak in report.layers if leak.name == report.peak.name),
+            "tpr_limit_at_1pct": report.tpr_limit_at_1pct,
             "auc": {leak.name: leak.auc for leak in report.layers},
             "auc_interval": {leak.name: list(leak.interval) for leak in report.layers},
         }
+        numbers |= {"canaries": _canaries(report.canaries)} if report.canaries is not None else {}
     return numbers
+
+
+def tpr_limit(folder: RunFolder) -> float | None:
+    """What no attack exceeds at a false positive rate of 1 %, if the run's epsilon holds; None where it claims none.
+
+    From the whole privacy curve of the training. Where more was spent on the model, or epsilon is so large that hardly
+    anything is limited, from epsilon and delta alone.
+    """
+    if not METHODS[folder.config().method].private:
+        return None
+    stated = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
+    if math.isinf(stated.epsilon):
+        return None
+    limit = max(0.0, min(1.0, Limit(stated.epsilon, stated.delta).tpr(0.01)))
+    if stated.steps == 0 or stated.epsilon > LIMITS_LITTLE or len(spent_for(folder / "model.safetensors")) > 1:
+        return limit
+    steps = GaussianSteps(stated.noise_multiplier, stated.sample_rate, stated.steps)
+    return min(limit, steps.curve().most(0.01))
+
+
+def _canaries(told: CanaryLeaks) -> dict[str, Any]:
+    """The same numbers of the most vulnerable examples, and the epsilon that they show."""
+    top = next((leak for leak in told.layers if leak.name == told.peak.name), told.layers[0])
+    return {
+        "kind": told.kind,
+        "peak_layer": told.peak.name,
+        "peak_auc": told.peak.auc,
+        "peak_auc_interval": list(told.peak.interval),
+        "peak_tpr_at_1pct": top.tpr_at_1pct,
+        "peak_tpr_at_1pct_interval": list(top.tpr_at_1pct_interval),
+        "auc": {leak.name: leak.auc for leak in told.layers},
+        "auc_interval": {leak.name: list(leak.interval) for leak in told.layers},
+        "tpr_at_1pct": {leak.name: leak.tpr_at_1pct for leak in told.layers},
+        "epsilon_at_least": None if told.bound is None else encoded(told.bound.lower),
+    }
 
 
 def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) -> Story:
@@ -47,7 +94,7 @@ def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) 
 
     config = folders[0].config()
     trained = tuple(_trained(folder) for folder in folders)
-    audited = [t.audit for t in trained if t.audit is not None]
+    audited = [audit for folder in folders if (audit := _audit(folder)) is not None]
     layers = tuple(leak.name for leak in audited[0].layers) if audited else ()
     if not layers and risk is not None:
         layers = tuple(layer.name for layer in risk.layers)
@@ -57,12 +104,18 @@ def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) 
         layers=layers,
         trained=trained,
         risk=risk,
-        bounds=tuple(bound for folder in folders for bound in load_bounds(folder / "epsilon.json")),
+        bounds=(*_in_the_runs(audited), *(b for folder in folders for b in load_bounds(folder / "epsilon.json"))),
         config=config.to_dict(),
         date=datetime.date.today().isoformat(),
         version=__version__,
         together=all_together(folders),
     )
+
+
+def _in_the_runs(audited: Sequence[AuditReport]) -> list[EpsilonBound]:
+    """What canaries in the runs show of epsilons that were claimed; a method without a claim has none to compare."""
+    bounds = (report.canaries.bound for report in audited if report.canaries is not None)
+    return [bound for bound in bounds if bound is not None and math.isfinite(bound.claimed)]
 
 
 def all_together(folders: Sequence[RunFolder]) -> Together | None:
@@ -100,16 +153,21 @@ def write_report(folder: RunFolder, told: Story) -> None:
 def _trained(folder: RunFolder) -> Trained:
     method = METHODS[folder.config().method]
     privacy = read_object(folder / "privacy.json", "a file of a run")
-    path, metrics = folder / "audit.json", folder.metrics()
+    metrics = folder.metrics()
     examples = metrics[-1].get("test_examples") if metrics else None
     return Trained(
         name=method.label,
         method=method.name,
         metrics=tuple(metrics),
         privacy=_with_table(privacy) if method.private else None,
-        audit=AuditReport.load(path) if path.exists() else None,
+        audit=_audit(folder),
         test_examples=examples if isinstance(examples, int) and 0 < examples < 1e15 else None,
     )
+
+
+def _audit(folder: RunFolder) -> AuditReport | None:
+    path = folder / "audit.json"
+    return AuditReport.load(path) if path.exists() else None
 
 
 def _with_table(privacy: Mapping[str, Any]) -> dict[str, Any]:

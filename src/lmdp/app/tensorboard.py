@@ -29,8 +29,8 @@ class Board:
         if self._writer is None:
             return
         step = row["step"]
-        for name in ("epsilon", "test_accuracy"):
-            if row[name] is not None:
+        for name in ("epsilon", "test_accuracy", "average_test_accuracy"):
+            if row.get(name) is not None:
                 self._writer.add_scalar(name, row[name], step)
         for index, weight in enumerate(row["layer_weights"] or ()):
             self._writer.add_scalar(f"layer_weights/{index}", weight, step)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmdp.app.account import Account
 from lmdp.app.config import Config
+from lmdp.app.descent import optimizer_for, set_rate
 from lmdp.app.progress import Bar, Interrupted, Show, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
+from lmdp.averages import WeightAverage
 from lmdp.data import EpochOrder
 from lmdp.guards import VIOLATED, Verdict
 from lmdp.lineage import Lineage, Spending
 from lmdp.methods import METHODS
 from lmdp.models import accuracy
 from lmdp.private import PrivacyEngine, PrivacyStatement
+from lmdp.risk import RiskProfile
 
+AVERAGE = "average.safetensors"
 SECONDS_BETWEEN_EPSILONS = 2.0
 SHARE_OF_EPSILONS = 0.01
 """Of the time of a training, at most, for epsilons that only the progress shows."""
@@ -43,7 +48,12 @@ class Job:
     engine: PrivacyEngine | None
     total: int
     account: Account
+    average: WeightAverage | None = None
     _plain_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.config.ema is not None:
+            self.average = WeightAverage(self.model, self.config.ema)
 
     @property
     def steps(self) -> int:
@@ -70,6 +80,7 @@ class Job:
 
     def step(self, inputs: Tensor, labels: Tensor) -> None:
         self.model.train()
+        set_rate(self.optimizer, self.config, self.steps, self.total)
         self.optimizer.zero_grad()
         F.cross_entropy(self.model(laid_out(inputs, self.model)), labels).backward()
         self.optimizer.step()
@@ -103,7 +114,8 @@ class Job:
 
     def privacy(self) -> dict[str, Any]:
         """The content of privacy.json."""
-        return {**self.statement().to_dict(), "account": list(self.account.said)}
+        examples = {"examples": dict(self.account.examples)} if self.account.examples else {}
+        return {**self.statement().to_dict(), "account": list(self.account.said), **examples}
 
     def spent(self) -> tuple[Spending, ...]:
         """For the weights as they are now."""
@@ -117,13 +129,18 @@ class Job:
         """Remember the weights as they are now: whoever trains on from them begins after what they cost."""
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.account.lineage.record(trained, self.spent())
+        if self.average is not None:
+            self.account.lineage.record(self.average.weights, self.spent())
 
     def checkpoint(self, metrics: list[dict[str, Any]]) -> Checkpoint:
         engine = {"steps": self.steps} if self.engine is None else self.engine.state_dict()
-        return Checkpoint(self.steps, self.model.state_dict(), self.optimizer.state_dict(), engine, metrics)
+        average = {} if self.average is None else self.average.state_dict()
+        return Checkpoint(self.steps, self.model.state_dict(), self.optimizer.state_dict(), engine, metrics, average)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         restore(checkpoint, self.model, self.optimizer, self.engine)
+        if self.average is not None:
+            self.average.load_state_dict(checkpoint.average)
         self._plain_steps = checkpoint.step
 
 
@@ -146,7 +163,7 @@ def prepare(
     model: nn.Module,
     private: Dataset[Any],
     *,
-    risk: Any,
+    risk: RiskProfile | None,
     public: Any,
     account: Account | None = None,
     engine: PrivacyEngine | None = None,
@@ -154,10 +171,8 @@ def prepare(
     """Model, optimizer and loader for the configured method; the noise is calibrated here."""
     account = account or Account(Lineage({}))
     size = len(private)  # type: ignore[arg-type]
-    batch = max(1, round(config.sample_rate * size))
-    method = METHODS[config.method]
-    rate = config.learning_rate if method.private else config.sgd_learning_rate
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=config.momentum)
+    batch, method = config.batch_for(size), METHODS[config.method]
+    optimizer = optimizer_for(config, model)
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
@@ -169,7 +184,9 @@ def prepare(
     secure = config.noise == "secure"
     engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)
     engine.lineage = account.lineage
-    options: dict[str, Any] = {"weights": config.weights} if method.reweighted else {}
+    options: dict[str, Any] = {}
+    if method.reweighted:
+        options = {"weights": config.weights, "unit_gain": config.unit_gain}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,
@@ -178,8 +195,10 @@ def prepare(
         target_delta=config.delta,
         epochs=config.epochs,
         max_grad_norm=config.clip_norm,
+        unit_clip=config.unit_clip,
         method=method.name,
-        risk=risk,
+        risk=_rates(config, risk),
+        layers=config.layers,
         emphasis=config.emphasis,
         public_data=public,
         max_physical_batch_size=config.max_physical_batch_size,
@@ -189,6 +208,22 @@ def prepare(
         **options,
     )
     return Job(config, model, optimizer, loader, engine, total, account)
+
+
+def weighs_by_risk(config: Config) -> bool:
+    """Whether layers count by their risk, as far as a profile says that it can be believed."""
+    method = METHODS[config.method]
+    return method.reweighted and not method.optimal and config.emphasis > 0 and not config.risk_as_measured
+
+
+def _rates(config: Config, risk: RiskProfile | None) -> SimpleNamespace | None:
+    """Error rates that weights are made of, and the grouping of their layers; without the profile's note: it was said.
+
+    As the profile would have it, or as measured where that is asked for.
+    """
+    if risk is None:
+        return None
+    return SimpleNamespace(error_rates=risk.error_rates if config.risk_as_measured else risk.weight_rates, by=risk.by)
 
 
 def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> None:
@@ -217,6 +252,9 @@ def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: S
     job.release()
     if job.engine is not None:
         job.engine.detach()
+    if job.average is not None:  # before the model, with which a run is finished
+        with job.average.applied():
+            save_model(folder / AVERAGE, job.model, spent)
     save_model(folder / "model.safetensors", job.model, spent)
     write_json(folder / "privacy.json", privacy)
 
@@ -264,6 +302,8 @@ def _steps(job: Job) -> Iterator[int]:
             job.begin_step()
             job.step(inputs, labels)
             if job.steps > before:
+                if job.average is not None:
+                    job.average.update()
                 yield job.steps
             if job.steps >= job.total:
                 return
@@ -275,15 +315,22 @@ def _evaluation_due(job: Job) -> bool:
 
 def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str, Any]:
     """One line of metrics.jsonl. Nothing in it depends on private data except through released values."""
+    average = {} if job.average is None else {"average_test_accuracy": _average_accuracy(job.model, job.average, test)}
     return {
         "step": job.steps,
         "epoch": job.steps / job.steps_per_epoch,
         "epsilon": job.epsilon(),
         "test_accuracy": None if test is None else test_accuracy(job.model, *test),
+        **average,
         "test_examples": None if test is None else len(test[1]),
         "layer_weights": job.layer_weights,
         "seconds": round(clock.seconds),
     }
+
+
+def _average_accuracy(model: nn.Module, average: WeightAverage, test: tuple[Tensor, Tensor] | None) -> float | None:
+    with average.applied():
+        return None if test is None else test_accuracy(model, *test)
 
 
 def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: Board) -> None:
@@ -294,12 +341,18 @@ def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: 
     board.add(metrics[-1])
 
 
+def accuracies_of(row: dict[str, Any]) -> str:
+    """The test accuracy of the last weights and, where there is one, of their average."""
+    average = row.get("average_test_accuracy")
+    return f"{row['test_accuracy']:.1%}" + ("" if average is None else f" ({average:.1%} with averaged weights)")
+
+
 def _summary(row: dict[str, Any]) -> str:
     parts = []
     if row["epsilon"] is not None:
         parts.append(f"epsilon {row['epsilon']:.2f}")
     if row["test_accuracy"] is not None:
-        parts.append(f"test accuracy {row['test_accuracy']:.1%}")
+        parts.append(f"test accuracy {accuracies_of(row)}")
     return ", ".join(parts)
 
 
@@ -317,7 +370,7 @@ class Clock:
     def draw(self, bar: Bar, job: Job) -> None:
         begun = time.monotonic()
         text = ""
-        if begun > self._next and job.config.accountant == "rdp" and job.engine is not None:
+        if begun > self._next and job.engine is not None:
             text = f"epsilon {job.epsilon():.2f}"
             done = time.monotonic()
             self._next = done + max(SECONDS_BETWEEN_EPSILONS, (done - begun) / SHARE_OF_EPSILONS)

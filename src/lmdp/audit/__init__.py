@@ -3,8 +3,13 @@
 `lmdp.audit(model, members, nonmembers)` runs an audit; the module itself is what is called.
 
     model         `audit`: attack every layer of a trained model, or embeddings that a service returned
+    embeddings    embeddings beside their raw inputs, checked and balanced
+    finite        values that are not finite: of embeddings refused, of one group's outputs said
     results       `AuditReport`: what was measured, to be saved, printed and drawn
+    planting      `plant_canaries`: canaries in a training, each in or out by a secret coin
+    coins         what planted canaries tell of their training: leaks by layer, epsilon from below
     canaries      examples made to be recognised, and the model on which any gradient can be set by hand
+    curves        trade-off curves: how well any attack can do on Gaussian steps
     bounds        from guesses about canaries to a lower bound on epsilon: pure statistics
     epsilon       `audit_epsilon`: put canaries into a training or leave them out, and bound its epsilon from below
     neighbours/   `check` and `check_neighbours`: one whole training with and without one example
@@ -19,22 +24,29 @@ from typing import Any
 from lmdp.audit.epsilon import EpsilonBound, audit_epsilon
 from lmdp.audit.model import audit, audit_embeddings
 from lmdp.audit.neighbours.check import CheckReport, Finding, NeighbourReport, check, check_neighbours
-from lmdp.audit.results import AuditReport, Peak
+from lmdp.audit.planting import Canaries, Planted, plant_canaries
+from lmdp.audit.results import AuditReport, CanaryLeaks, Peak
 from lmdp.membership.leak import Leak
+from lmdp.membership.references import Reference
 
 __all__ = [
     "AuditReport",
+    "Canaries",
+    "CanaryLeaks",
     "CheckReport",
     "EpsilonBound",
     "Finding",
     "Leak",
     "NeighbourReport",
     "Peak",
+    "Planted",
+    "Reference",
     "audit",
     "audit_embeddings",
     "audit_epsilon",
     "check",
     "check_neighbours",
+    "plant_canaries",
 ]
 
 

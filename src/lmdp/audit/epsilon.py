@@ -3,6 +3,9 @@
     repeated   one canary, many runs: a threshold on its score is chosen on one half of the runs and tested on the other
     one-run    many canaries, each in with probability 1/2, and a single run: guesses about the most telling ones
 
+A bound from one run speaks of a family of mechanisms (`lmdp.audit.bounds.FAMILIES`): of any that is private at all, or
+of the training's own steps with less noise than stated. The latter assumes more and shows more; the record says which.
+
 A lower bound above the claimed epsilon refutes the claim. One below it proves nothing: another canary may show more.
 """
 
@@ -16,11 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmdp.audit.bounds import from_guesses, from_rates
+from lmdp.accounting import DEFAULT
+from lmdp.audit.bounds import FAMILIES, Family, from_rates, one_run, usual_guesses
 from lmdp.audit.canaries import lower_loss
+from lmdp.audit.curves import GaussianSteps
 from lmdp.audit.neighbours.training import Staged, StagedEngine, Train, as_dataset, with_places
-from lmdp.data.records import AmountOrInfinity, Count, Share, decoded, encoded, one_of
-from lmdp.guards import same_randomness
+from lmdp.data.records import MAY_BE_MISSING, AmountOrInfinity, Count, Share, decoded, encoded, one_of
+from lmdp.gradients import randomness
 from lmdp.private import PrivacyStatement
 
 Method = Literal["repeated", "one-run"]
@@ -34,7 +39,11 @@ MEANING = "a lower bound at or below the claimed epsilon is not a proof of the c
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """At least this much epsilon, with this confidence, beside what is claimed."""
+    """At least this much epsilon, with this confidence, beside what is claimed.
+
+    `family` says of which mechanisms this holds. `details` has counts and, where the family is not "any", `lower_any`:
+    what the same guesses show without assuming it (each bound is at the stated confidence by itself).
+    """
 
     claimed: AmountOrInfinity
     lower: AmountOrInfinity
@@ -48,6 +57,7 @@ class EpsilonBound:
     accountant: str
     details: Mapping[str, float] = field(default_factory=dict)
     meaning: str = MEANING
+    family: Annotated[str, one_of(*FAMILIES), MAY_BE_MISSING] = "any"
 
     @property
     def exceeded(self) -> bool:
@@ -56,8 +66,10 @@ class EpsilonBound:
 
     @property
     def verdict(self) -> str:
+        assumed = "" if self.family == "any" else f", assuming {FAMILIES[self.family]}"
         shown = (
-            f"{self.training}, canary '{self.canary}': epsilon ≥ {self.lower:.3g} ({self.confidence:.0%} confidence)"
+            f"{self.training}, canary '{self.canary}': epsilon ≥ {self.lower:.3g} ({self.confidence:.0%} "
+            f"confidence{assumed})"
         )
         if self.exceeded:
             return f"{shown}, above the claimed {self.claimed:.3g}. The claim does not hold."
@@ -85,11 +97,12 @@ def audit_epsilon(
     method: Method | None = None,
     runs: int = 1000,
     guesses: int | None = None,
+    family: Family = "mechanism",
     score: Score | None = None,
     confidence: float = 0.95,
     canary: str = "",
     seed: int = 0,
-    accountant: str = "rdp",
+    accountant: str = DEFAULT,
     progress: Progress | None = None,
 ) -> EpsilonBound:
     """Put canaries into a training, or leave them out, and bound its epsilon from below by how well that is guessed.
@@ -101,15 +114,19 @@ def audit_epsilon(
     runs        for "repeated": how many trainings, half of them with the canary
     guesses     for "one-run": how many canaries are guessed about, half as in and half as out; a quarter unless given.
                 Decide before you look
+    family      for "one-run": which mechanisms of a smaller epsilon are refuted. "mechanism": steps, sampling rate as
+                the engine states them, and any noise; "gaussian": mu-GDP; "any": all that are (epsilon, delta)-private
     score       score(returned, canary), higher where the canary was in; minus the model's cross entropy unless given
     """
     method = method or ("repeated" if len(canaries) == 1 else "one-run")
     _check(method, canaries, delta, runs, guesses, confidence)
+    if method == "repeated":
+        family = "any"
     game = _Game(train, as_dataset(dataset), list(canaries), score or lower_loss(), seed, accountant)
     if method == "repeated":
         lower, details = _repeated(game, runs, delta, confidence, progress)
     else:
-        lower, details = _one_run(game, guesses or 2 * max(1, len(canaries) // 8), delta, confidence)
+        lower, details = _one_run(game, guesses or usual_guesses(len(canaries)), family, delta, confidence)
     statement = game.statement(delta)
     source = "" if statement.weight_source == "none" else f", weights {statement.weight_source}"
     return EpsilonBound(
@@ -124,6 +141,7 @@ def audit_epsilon(
         training=f"{statement.method}{source}",
         accountant=accountant,
         details=details,
+        family=family,
     )
 
 
@@ -145,7 +163,7 @@ class _Game:
         here = torch.tensor([True] * size + list(present))
         stage = Staged(lambda uniforms: uniforms.where(here, 2.0))
         engine = StagedEngine(seed, stage, self.accountant)
-        with same_randomness(seed):
+        with randomness.same(seed):
             seen = self.train(engine, with_places(self.dataset, self.canaries, present))
         if not engine.attached:
             raise ValueError("train() never called engine.make_private on the engine that it was given")
@@ -155,6 +173,11 @@ class _Game:
     def statement(self, delta: float) -> PrivacyStatement:
         assert self._engine is not None
         return self._engine.privacy_statement(delta)
+
+    def steps(self, delta: float) -> GaussianSteps:
+        """What the engine states of its steps."""
+        stated = self.statement(delta)
+        return GaussianSteps(stated.noise_multiplier, stated.sample_rate, stated.steps)
 
 
 def _repeated(
@@ -195,14 +218,22 @@ def _errors(scores: NDArray[np.float64], present: NDArray[np.bool_], threshold: 
     }
 
 
-def _one_run(game: _Game, guesses: int, delta: float, confidence: float) -> tuple[float, dict[str, float]]:
+def _one_run(
+    game: _Game, guesses: int, family: Family, delta: float, confidence: float
+) -> tuple[float, dict[str, float]]:
     present = (torch.rand(len(game.canaries), generator=torch.Generator().manual_seed(game.seed)) < 0.5).numpy()
-    scores = np.nan_to_num(np.array(game.play(present.tolist(), 0)), nan=0.0)
-    order = np.argsort(scores, kind="stable")
-    out, into = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
-    correct = int(present[into].sum() + (~present[out]).sum())
-    lower = from_guesses(canaries=len(scores), guesses=guesses, correct=correct, delta=delta, confidence=confidence)
-    return lower, {"guesses": guesses, "correct": correct, "included": int(present.sum())}
+    scores = np.array(game.play(present.tolist(), 0))
+    steps = game.steps(delta) if family == "mechanism" else None
+    bound, plain = (
+        one_run(scores, present, delta=delta, confidence=confidence, mechanism=steps, family=each, guesses=guesses)
+        for each in (family, "any")
+    )
+    details: dict[str, float] = {"guesses": guesses, "correct": bound.correct, "included": bound.included}
+    if family != "any":
+        details["lower_any"] = plain.lower
+    if bound.noise_multiplier is not None:
+        details["noise_multiplier"] = bound.noise_multiplier
+    return bound.lower, details
 
 
 def _check(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmdp.data.splits import places, smallest
+from lmdp.data.splits import non_member_chance, non_members, places, smallest
 
 MAX_CLASSES = 100_000  # where only labels say how many there are
 
@@ -122,6 +122,7 @@ class Inferred:
 class Source:
     """What a SPEC stands for: training images, test images where the source has them, and the names of the labels.
 
+    `held_out` are examples of the same pool as the training images that are kept out of training, for audits.
     `inferred` are those public facts that nobody has declared; `by_position` says of a split that one example moves
     half of it.
     """
@@ -132,6 +133,24 @@ class Source:
     classes: tuple[str, ...]
     inferred: tuple[Inferred, ...] = ()
     by_position: bool = False
+    held_out: Images | None = None
+
+    @property
+    def pool(self) -> Images:
+        """All private examples, whichever part they are in."""
+        return self.train if self.held_out is None else self.train.joined(self.held_out)
+
+    def keeping_out(self, share: float) -> Source:
+        """The same, with about this share of the training images kept out, or fewer (`splits.non_member_chance`)."""
+        chance = non_member_chance(share, len(self.train))
+        keep, hold = non_members(self.train.contents(), chance) if chance else ([], [])
+        if not hold:
+            return self
+        if not keep:
+            raise ValueError(
+                f"{self.spec}: holdout is {share:g}, which leaves nobody to train on; choose a smaller one"
+            )
+        return replace(self, train=self.train.take(keep), held_out=self.train.take(hold))
 
     def __post_init__(self) -> None:
         if not len(self.train):

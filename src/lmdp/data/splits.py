@@ -20,6 +20,8 @@ from torch import Tensor
 BY = ("content", "position")
 SEED = 0
 HELD_OUT = 5  # one in five, where a source has no test set of its own
+FEWEST_NON_MEMBERS, MOST_NON_MEMBERS = 150, 10_000
+"""Kept out of a training for its audit, about: fewer are too few for one, and more hardly narrow its intervals."""
 
 
 def places(contents: Iterable[bytes], purpose: str) -> list[int]:
@@ -43,6 +45,28 @@ def halves(contents: Iterable[bytes], labels: Sequence[int], by: str) -> tuple[l
     if by == "position":
         return split_per_class(labels, 2)
     return _parted(places(contents, "half"), 2**63)
+
+
+def non_members(contents: Iterable[bytes], chance: float) -> tuple[list[int], list[int]]:
+    """Where the examples to train on are, and where those kept out as non-members: each by its own toss of a coin.
+
+    The chance is the same whatever the label, so that both parts have the same mix of classes, up to luck. Exact
+    shares of every class would make one example's place depend on who else is in its class.
+    """
+    return _parted(places(contents, "non-member"), int(chance * 2**64))
+
+
+def non_member_chance(share: float, size: int) -> float:
+    """Of each of `size` examples, a public number, to be kept out: `share`, halved until at most 10,000 are expected.
+
+    0 where fewer than 150 would be: too few for an audit, and training can use them. It changes with the size at
+    single numbers only, not with every example.
+    """
+    if share * size < FEWEST_NON_MEMBERS:
+        return 0.0
+    while share * size > MOST_NON_MEMBERS:
+        share /= 2
+    return share
 
 
 def at_most(limit: int, contents: Iterable[bytes], count: int, by: str) -> list[int]:

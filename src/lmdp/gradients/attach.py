@@ -7,8 +7,6 @@
     parameters  a hook that refuses a gradient which reached a parameter past its module
     process     a count of its forks; and, by a call of its own, glibc's allocator
 
-Besides, `full_precision` puts settings of torch aside for as long as a block lasts.
-
 An `Attachment` takes the first three back in `detach`, or when it is forgotten; the last two cannot be taken back, and
 change no result. Nothing is left on the model, whose copies, pickles and state dicts stay those of an ordinary model.
 What the process knows is in one registry of weak references, the only state that outlives a call.
@@ -23,7 +21,7 @@ import os
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -54,7 +52,13 @@ class Watcher(Protocol):
     def still(self) -> bool: ...
     def around(self) -> contextlib.AbstractContextManager[Any]: ...
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any: ...
-    def before_backward(self, loss: Tensor) -> None: ...
+    def before_backward(self, loss: Tensor) -> float | None:
+        """Gives back what this backward pass should be multiplied by; None if it is not about its model."""
+        ...
+
+    def sent(self, times: float) -> None:
+        """What it is multiplied by."""
+
     def close(self) -> None: ...
 
 
@@ -144,12 +148,18 @@ class Registry:
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            loss = _as_one(tensors, args[0] if args else kwargs.get("grad_tensors"))
+            given = args[0] if args else kwargs.pop("grad_tensors", None)
+            loss = _as_one(tensors, given)
+            watchers = list(self._watchers) if loss is not None else []
+            # Before any is still: one of a training that was left may be.
+            wanted = {watcher: watcher.before_backward(cast(Tensor, loss)) for watcher in watchers}
             with contextlib.ExitStack() as around:
-                for watcher in list(self._watchers) if loss is not None else ():
-                    watcher.before_backward(cast(Tensor, loss))
+                for watcher in watchers:
                     around.enter_context(watcher.around())
-                original(tensors, *args, **kwargs)
+                times = max((each for each in wanted.values() if each is not None), default=1.0)
+                for watcher in (watcher for watcher, each in wanted.items() if each is not None):
+                    watcher.sent(times)
+                original(tensors, given if times == 1.0 else _multiplied(tensors, given, times), *args[1:], **kwargs)
 
         return backward
 
@@ -191,20 +201,27 @@ class Attachment:
 
     def replace(self, optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Put `method` in the place of an optimizer's own, and return the original one."""
-        original, before = getattr(optimizer, name), vars(optimizer).get(name)
+        original = getattr(optimizer, name)
 
         def instead(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             return method(*args, **kwargs)
 
+        if hasattr(original, "_wrapped_by_lr_sched"):  # a scheduler counts its calls, and would warn of a new one
+            vars(instead)["_wrapped_by_lr_sched"] = True
         # Bound to the optimizer, because learning-rate schedulers rebind `optimizer.step.__func__`.
-        vars(optimizer)[name] = types.MethodType(instead, optimizer)
+        self.set(optimizer, name, types.MethodType(instead, optimizer))
+        return original  # type: ignore[no-any-return]
+
+    def set(self, optimizer: torch.optim.Optimizer, name: str, value: Any) -> None:
+        """Give an optimizer an attribute of this value."""
+        before = vars(optimizer).get(name)
+        vars(optimizer)[name] = value
 
         def put_back() -> None:
             vars(optimizer).pop(name, None)
             vars(optimizer).update({} if before is None else {name: before})
 
         self._methods.append(put_back)
-        return original  # type: ignore[no-any-return]
 
     def detach(self) -> None:
         _take_back(self._methods)
@@ -214,6 +231,11 @@ class Attachment:
 def is_attached(model: nn.Module) -> bool:
     """Whether somebody listens to the model or to one of its modules."""
     return any(REGISTRY.listener(module) is not None for module in model.modules())
+
+
+def is_plainly_called(module: nn.Module) -> bool:
+    """Whether nobody but us does anything between a call of a module and its forward."""
+    return not module._forward_pre_hooks and len(torch_hooks._global_forward_pre_hooks) == 1
 
 
 @contextlib.contextmanager
@@ -261,74 +283,6 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
-# -- precision --------------------------------------------------------------------------------------------------------
-# A Gram matrix or a sum made in bfloat16 or TF32 is off by a part in a thousand, and by any factor where terms cancel:
-# norms would come out too small. Users save time in the forward and backward pass in two ways: autocast, and settings
-# under which products of float32 numbers are made from fewer bits, as by torch.set_float32_matmul_precision("medium").
-# Both are put aside while a rule runs or sums are made, then restored.
-
-FULL = ("none", "ieee")
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """A context without autocast and without shortened products."""
-    shortened = [setting for setting in _settings(device.type) if setting.fp32_precision not in FULL]
-    if shortened or torch.is_autocast_enabled(device.type):
-        return _restoring(device.type, shortened)
-    return contextlib.nullcontext()
-
-
-@functools.cache
-def _settings(kind: str) -> Sequence[Any]:
-    """Those that decide about the products made on this kind of device."""
-    backends: Any = torch.backends
-    if not hasattr(backends, "fp32_precision"):  # torch before 2.9
-        return [_Matmul(), _CudnnConvolution()] if kind == "cuda" else [_Matmul()]
-    if kind == "cuda":
-        return [backends.cuda.matmul, backends.cudnn.conv]
-    return [backends.mkldnn.matmul, backends.mkldnn.conv]
-
-
-@contextlib.contextmanager
-def _restoring(kind: str, shortened: Sequence[Any]) -> Iterator[None]:
-    before = [setting.fp32_precision for setting in shortened]
-    for setting in shortened:
-        setting.fp32_precision = "ieee"
-    try:
-        with torch.autocast(kind, enabled=False):
-            yield
-    finally:
-        for setting, value in zip(shortened, before):
-            setting.fp32_precision = "none"  # as a more general setting has it
-            if setting.fp32_precision != value:
-                setting.fp32_precision = value
-
-
-class _Matmul:
-    """The one setting that older versions of torch have for products of matrices."""
-
-    @property
-    def fp32_precision(self) -> str:
-        precision: str = torch.get_float32_matmul_precision()
-        return "none" if precision == "highest" else precision
-
-    @fp32_precision.setter
-    def fp32_precision(self, value: str) -> None:
-        torch.set_float32_matmul_precision("highest" if value in FULL else value)
-
-
-class _CudnnConvolution:
-    """And the one for convolutions."""
-
-    @property
-    def fp32_precision(self) -> str:
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "none"
-
-    @fp32_precision.setter
-    def fp32_precision(self, value: str) -> None:
-        torch.backends.cudnn.allow_tf32 = value not in FULL
-
-
 # -- what torch calls -------------------------------------------------------------------------------------------------
 
 
@@ -347,10 +301,15 @@ def _after_forward(module: nn.Module, args: Any, *rest: Any) -> Any:
     return listener.after_forward(module, args, kwargs, output, raised=len(rest) != 2)
 
 
+def _lists(tensors: Any, gradients: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+    """What backward() was given, in whatever form."""
+    losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    return losses, [gradients] * len(losses) if gradients is None or isinstance(gradients, Tensor) else list(gradients)
+
+
 def _as_one(tensors: Any, gradients: Any) -> Tensor | None:
     """The one number that is differentiated, whatever form backward() was given it in."""
-    losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    given = [gradients] * len(losses) if gradients is None or isinstance(gradients, Tensor) else list(gradients)
+    losses, given = _lists(tensors, gradients)
     if not losses or len(losses) != len(given) or not all(loss.requires_grad for loss in losses):
         return None
     if len(losses) == 1 and losses[0].numel() == 1:
@@ -358,6 +317,12 @@ def _as_one(tensors: Any, gradients: Any) -> Tensor | None:
     with torch.enable_grad():
         parts = [loss.sum() if g is None else (loss * g.detach()).sum() for loss, g in zip(losses, given)]
         return torch.stack(parts).sum()
+
+
+def _multiplied(tensors: Any, gradients: Any, times: float) -> list[Tensor]:
+    """What is to be sent into a backward pass of these, so many times."""
+    losses, given = _lists(tensors, gradients)
+    return [torch.full_like(loss, times) if g is None else g * times for loss, g in zip(losses, given)]
 
 
 def _refusal(name: str) -> Callable[[Tensor], None]:

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from lmdp.gradients.contract import Owner, Piece
+from lmdp.gradients.contract import Owner, Piece, Use
 from lmdp.gradients.leading import RootCall
-from lmdp.gradients.rows import squared_row_norms, zero_rows
+from lmdp.gradients.randomness import PutBack
+from lmdp.gradients.repeated import Target, Waiting, versions
 from lmdp.layers import LayerMap
 
 
 @dataclass(frozen=True)
 class NamedPiece:
-    """The piece of one module. `names`: of its parameters, relative to the module → in the model."""
+    """The piece of one target. `names`: of its parameters, as the piece calls them → in the model."""
 
     names: dict[str, str]
     piece: Piece
+
+    @property
+    def device(self) -> torch.device:
+        """Where the piece is: a model may be spread over several."""
+        return next(iter(self.piece.squared_norms.values())).device
 
 
 @dataclass
 class Arrived:
     """What a backward pass has delivered so far. `task`: the number that autograd gave the pass.
 
-    versions  of the tensors that a piece keeps: torch counts how often each was written to
+    waiting   what is used more than once, until all uses have arrived
+    versions  of the tensors that a piece keeps
+    repeated  what was used more than once
     """
 
     batch_size: int | None = None
-    pieces: dict[Owner, NamedPiece] = field(default_factory=dict)
-    versions: dict[Owner, list[int]] = field(default_factory=dict)
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    repeated: set[Owner] = field(default_factory=set)
+    sent: float = 1.0
+    pieces: dict[Target, NamedPiece] = field(default_factory=dict)
+    waiting: dict[Target, Waiting] = field(default_factory=dict)
+    versions: dict[Target, list[int]] = field(default_factory=dict)
+    repeated: set[Target] = field(default_factory=set)
     reached: set[str] = field(default_factory=set)
     task: int | None = None
     complete: bool = False
@@ -66,97 +76,189 @@ class Arrived:
             )
         self.batch_size = size
 
-    def take_in(self, owner: Owner, piece: Piece, names: dict[str, str], *, tied: bool) -> bool:
-        """As it is; the gradients themselves (and False) where a parameter is used twice, in this module or another."""
-        before = self.pieces.pop(owner, None)
-        if before is None and not tied and owner not in self.repeated:
-            self.pieces[owner] = NamedPiece(names, piece)
-            self.versions[owner] = [tensor._version for tensor in piece.kept]
-            return True
-        self.repeated.add(owner)
-        for each in (piece,) if before is None else (before.piece, piece):
-            for relative, rows in each.per_example().items():
-                name = names[relative]
-                self.shared[name] = self.shared[name] + rows if name in self.shared else rows
-        return False
+    def take_in(
+        self,
+        owner: Owner,
+        use: Use,
+        make: Callable[[], Piece],
+        targets: Sequence[Target],
+        calls: Counter[Owner],
+    ) -> None:
+        """A use of the parameters of these targets. `calls`: how many of each module the forward pass made.
+
+        `make` gives the piece of this use alone, of all parameters.
+        """
+        alone = [target for target in targets if self._is_alone(target, calls)]
+        if len(targets) == 1 and alone:
+            self._hold(targets[0], make(), targets[0].names[owner])
+            return
+        formed = make() if owner.rule.join is None else None  # once, for all targets
+        for target in targets:
+            part, expected = target.part_of(use, owner), _expected(target, calls)
+            waiting = self.waiting.setdefault(target, Waiting())
+            if (before := self.pieces.pop(target, None)) is not None:  # of a call that nobody has counted
+                waiting.add(before.piece, before.names)
+            if formed is None and not waiting.rows and (target in alone or target.can_wait(part, owner, expected)):
+                waiting.keep(owner, part)
+            else:
+                waiting.add(formed or owner.rule.piece(part), target.names[owner])
+            waiting.count += 1
+            if waiting.count >= expected:
+                self._join(target)
+
+    def join_rest(self) -> None:
+        """No further use will arrive."""
+        for target in list(self.waiting):
+            self._join(target)
+
+    def _join(self, target: Target) -> None:
+        waiting = self.waiting.pop(target)
+        if (owner := waiting.changed()) is not None:
+            raise RuntimeError(_CHANGED.format(owner=owner))
+        if waiting.count > 1:
+            self.repeated.add(target)
+        self._hold(target, *waiting.piece(target))
+
+    def _hold(self, target: Target, piece: Piece, names: dict[str, str]) -> None:
+        self.pieces[target] = NamedPiece(names, piece)
+        self.versions[target] = versions(*piece.kept)
+
+    def _is_alone(self, target: Target, calls: Counter[Owner]) -> bool:
+        return _expected(target, calls) <= 1 and target not in self.pieces and target not in self.waiting
 
     def refuse_changed(self) -> None:
         """Norms were taken when a gradient arrived. Sums of something else than was measured have no bound."""
-        for owner, named in self.pieces.items():
-            if self.versions[owner] != [tensor._version for tensor in named.piece.kept]:
-                raise RuntimeError(
-                    f"what {owner} took in, or its gradient, was changed in place between backward() and "
-                    "optimizer.step(). Change a copy (x * std instead of x.mul_(std)), or change it after the step."
-                )
+        for target, named in self.pieces.items():
+            if self.versions[target] != versions(*named.piece.kept):
+                raise RuntimeError(_CHANGED.format(owner=target.owner))
+
+
+_CHANGED = (
+    "what {owner} took in, or its gradient, was changed in place between backward() and optimizer.step(). Change a "
+    "copy (x * std instead of x.mul_(std)), or change it after the step."
+)
+
+
+def _expected(target: Target, calls: Counter[Owner]) -> int:
+    return sum(calls[owner] for owner in target.names)
 
 
 @dataclass
 class Pass:
-    """Everything between two steps: forward passes that may still be differentiated, and what has arrived of them."""
+    """Everything between two steps: forward passes that may still be differentiated, and what has arrived of them.
+
+    calls   of each module, in all calls of the model that count; `before`: the last of these
+    """
 
     arrived: Arrived = field(default_factory=Arrived)
     root: RootCall | None = None
+    calls: Counter[Owner] = field(default_factory=Counter)
+    before: Counter[Owner] = field(default_factory=Counter)
     muted: Counter[nn.Parameter] = field(default_factory=Counter)
-    rng_states: dict[Owner, Tensor] = field(default_factory=dict)
+    randomness: dict[Owner, PutBack] = field(default_factory=dict)
+    held: int = 0  # bytes that modules took in and gave out, in the newest call of the model
     busy: bool = False  # a rule is running, which may run its module again
+    unrecorded: bool = False  # a module is running of which torch records nothing
+
+    def begin(self, root: RootCall, *, again: bool = False) -> None:
+        """The model is called; `again`: in the place of the last call."""
+        self.calls, self.before = (self.before.copy(), self.before) if again else (self.calls, self.calls.copy())
+        self.held = 0
+        self.root = root
+
+    def count(self, owner: Owner) -> None:
+        """A call that may hand over a gradient, and not one that a checkpoint makes again."""
+        if torch._C._current_graph_task_id() == -1:
+            self.calls[owner] += 1
 
     def discard(self) -> None:
         """Throw away what has arrived, and undo what an interrupted forward pass left behind."""
+        self.record()
         for parameter, depth in self.muted.items():
             if depth > 0:
                 parameter.requires_grad_(True)
         self.muted.clear()
         self.root = None
+        if self.arrived.task is not None:
+            self.calls.clear()  # of a backward pass that is now over
         self.arrived = Arrived()
+
+    def record(self) -> None:
+        """Let torch record again what is computed."""
+        if self.unrecorded:
+            self.unrecorded = False
+            torch.set_grad_enabled(True)
 
 
 @dataclass(frozen=True)
 class PerExampleGradients:
     """Of one backward pass, on `batch_size` = B examples.
 
-    pieces     of modules that were called once
-    shared     gradients [B, *shape] of parameters that were used more than once
-    unreached  parameters that the pass did not reach
+    pieces     of every parameter that it reached, one
+    unreached  parameters that it did not reach
+    device     where norms and scales are; sums are where their parameters are
+    sent       what the backward pass was multiplied by
     """
 
     batch_size: int
     pieces: list[NamedPiece]
-    shared: dict[str, Tensor]
     unreached: list[str]
+    device: torch.device
+    sent: float = 1.0
+
+    def factor(self, *, mean_loss: bool) -> float:
+        """What multiplies each gradient to be its example's own. A mean over B examples has divided it by B."""
+        return (self.batch_size if mean_loss else 1.0) / self.sent
 
     def squared_norms(self, layers: LayerMap) -> Tensor:
         """[B, L], in float64."""
         columns: list[Tensor | None] = [None] * len(layers.layers)
 
         def add(name: str, column: Tensor) -> None:
-            at = layers.index[name]
+            at, column = layers.index[name], column.to(self.device)
             before = columns[at]
             columns[at] = column.double() if before is None else before + column
 
         for named in self.pieces:
             for name, column in named.piece.squared_norms.items():
                 add(named.names[name] if name else next(iter(named.names.values())), column)
-        for name, rows in self.shared.items():
-            add(name, squared_row_norms(rows.reshape(len(rows), -1)))
-        none = torch.zeros(self.batch_size, dtype=torch.float64)
+        none = torch.zeros(self.batch_size, dtype=torch.float64, device=self.device)
         return torch.stack([none if c is None else c for c in columns], dim=1)
 
     def without(self, dropped: Tensor) -> PerExampleGradients:
         """The same with the gradients of the examples where `dropped` is true exactly zero."""
-        kept = [NamedPiece(named.names, named.piece.without(dropped)) for named in self.pieces]
-        shared = {name: zero_rows(rows, dropped) for name, rows in self.shared.items()}
-        return PerExampleGradients(self.batch_size, kept, shared, self.unreached)
+        kept = [NamedPiece(named.names, named.piece.without(dropped.to(named.device))) for named in self.pieces]
+        return dataclasses.replace(self, pieces=kept)
 
     def weighted_sums(self, scales: Sequence[Tensor], layers: LayerMap) -> list[dict[str, Tensor]]:
         """For each of the `scales` [B, L] and every parameter: the sum of scale[i, its layer] times the gradient."""
+        return _gathered(len(scales), self.each_sum(scales, layers))
+
+    def last_sums(self, scales: Sequence[Tensor], layers: LayerMap) -> list[dict[str, Tensor]]:
+        """The same, once and for all: a piece is let go as soon as it is added up, and makes room for the sums."""
+        return _gathered(len(scales), self.each_sum(scales, layers, last=True))
+
+    def each_sum(
+        self, scales: Sequence[Tensor], layers: LayerMap, *, last: bool = False
+    ) -> Iterator[tuple[str, list[Tensor]]]:
+        """The same, one parameter after the other, each with a sum for each of the `scales`."""
         by_layer = torch.stack(list(scales)).permute(2, 0, 1).contiguous().unbind()  # [S, B] of each layer
-        sums: list[dict[str, Tensor]] = [{} for _ in scales]
-        for named in self.pieces:
-            columns = {name: by_layer[layers.index[full]] for name, full in named.names.items()}
-            for total, of_module in zip(sums, named.piece.weighted_sums(columns)):
-                for name, value in of_module.items():
-                    total[named.names[name]] = value
-        for name, rows in self.shared.items():
-            for total, column in zip(sums, by_layer[layers.index[name]].to(rows.dtype)):
-                total[name] = torch.tensordot(column, rows, dims=1)
-        return sums
+        pieces = self.pieces if last else self.pieces.copy()
+        pieces.reverse()
+        while pieces:
+            yield from _piece_sums(pieces.pop(), by_layer, layers)
+
+
+def _piece_sums(named: NamedPiece, by_layer: Sequence[Tensor], layers: LayerMap) -> list[tuple[str, list[Tensor]]]:
+    columns = {name: by_layer[layers.index[full]].to(named.device) for name, full in named.names.items()}
+    sums = named.piece.weighted_sums(columns)
+    return [(full, [of_scale[name] for of_scale in sums]) for name, full in named.names.items() if name in sums[0]]
+
+
+def _gathered(count: int, sums: Iterable[tuple[str, list[Tensor]]]) -> list[dict[str, Tensor]]:
+    """One for each of so many scales."""
+    gathered: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, values in sums:
+        for total, value in zip(gathered, values):
+            total[name] = value
+    return gathered

@@ -12,96 +12,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients.attach import Attachment, Watcher, full_precision, is_look
+from lmdp.gradients.attach import Attachment, Watcher, is_plainly_called
 from lmdp.gradients.batch import Pass, PerExampleGradients
-from lmdp.gradients.contract import Owner, Use, astray, float_tensors, is_float, refuse_hidden_tensors
-from lmdp.gradients.leading import SHARED, AsItWas, Key, Leading, RootCall, other_rows, undisturbed
+from lmdp.gradients.call import Call, HandOver, batch_size_of
+from lmdp.gradients.contract import Owner, Use, float_tensors, is_float, opened, refuse_hidden_tensors, with_floats
+from lmdp.gradients.fetching import Fetching
+from lmdp.gradients.hosts import astray, hosts_of, unfollowed
+from lmdp.gradients.leading import ROWS, SHARED, AsItWas, Leading, RootCall, other_rows, undisturbed
 from lmdp.gradients.plan import Choices, Plan, owners_of
-from lmdp.gradients.rows import output_batch_dim
+from lmdp.gradients.precision import full_precision
+from lmdp.gradients.randomness import PutBack, remember_torch
+from lmdp.gradients.repeated import targets_of
 from lmdp.gradients.shared import Base, Shared, plain_value
 from lmdp.layers import LayerMap
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of one owner, until its output gradients arrive. Without a spec, its one argument was a tensor."""
-
-    capture: Capture
-    owner: Owner
-    made_in: Pass
-    root: RootCall | None
-    spec: Any
-    rest: list[Any]
-    slots: list[int]
-    rng_state: Tensor | None
-    key: Key
-    shared: bool = False
-    arguments: tuple[Key, ...] = ()
-
-    def use(self, tensors: tuple[Tensor, ...], outputs: tuple[Tensor, ...], output_grads: tuple[Tensor, ...]) -> Use:
-        precise = [self._precise(tensor) for tensor in tensors]
-        args, kwargs = (tuple(precise), {}) if self.spec is None else self._arranged(precise)
-        gradients = tuple(self._precise(g) for g in output_grads)
-        kinds = self.capture.leading.kinds
-        return Use(
-            module=self.owner.module,
-            trainable=self.owner.trainable,
-            input=cast(Tensor, args[0] if args else kwargs.get("input")),
-            output_grad=gradients[0],
-            batch_size=next((len(tensor) for tensor in precise if tensor.dim() > 0), -1),
-            is_data=not any(tensor.requires_grad for tensor in tensors),
-            same_for_all=frozenset(i for i, key in zip(self.slots, self.arguments) if kinds.get(key) == SHARED),
-            args=args,
-            kwargs=kwargs,
-            outputs=outputs,
-            output_grads=gradients,
-            rng_state=self.rng_state,
-            prefers_gram=functools.partial(self.capture.choices.prefers_gram, self.owner.name),
-        )
-
-    def _arranged(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = list(self.rest)
-        for slot, tensor in zip(self.slots, tensors):
-            leaves[slot] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs
-
-    def _precise(self, tensor: Tensor) -> Tensor:
-        """In the parameters' precision: norms and sums formed in bfloat16 (autocast) would be too small."""
-        dtype = self.owner.dtype
-        return tensor.detach().to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor.detach()
-
-
-class _HandOver(torch.autograd.Function):
-    """Identity on a module's outputs that hands over the module's inputs and output gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Call, anchor: Tensor, n_inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.n_inputs = call, n_inputs
-        outputs = tuple(output.detach() for output in tensors[n_inputs:])
-        # Rules that run the module again compare. A copy: what follows may change the output in place.
-        ctx.outputs = tuple(o.clone() for o in outputs) if call.owner.rule.runs_again else ()
-        ctx.save_for_backward(*tensors[:n_inputs])  # autograd refuses if one is changed in place before backward
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
-        if not is_look():
-            ctx.call.capture.receive(ctx.call, ctx.call.use(ctx.saved_tensors, ctx.outputs, output_grads))
-        return (None, None, None, *[None] * ctx.n_inputs, *output_grads)
 
 
 class Capture:
@@ -128,13 +60,13 @@ class Capture:
         # Every name of a parameter → the one the layer map knows it by (tied parameters have several).
         by_id = {id(p): name for name, p in self.parameters.items()}
         self._names = {o: {name: by_id[id(p)] for name, p in o.parameters.items()} for o in self.owners}
-        uses = Counter(name for names in self._names.values() for name in set(names.values()))
-        self._tied = {o for o, names in self._names.items() if any(uses[name] > 1 for name in names.values())}
+        self._targets = targets_of(self._names)
         self.dtype = min((p.dtype for p in every.values()), key=lambda dtype: torch.finfo(dtype).bits)
         self.device = next(iter(every.values())).device
-        self.choices = Choices(memory_budget)
+        self.choices, self.fetching = Choices(memory_budget), Fetching()
         self.leading = Leading()
-        self._repeated: set[str] = set()
+        self._repeated: dict[str, tuple[str | None, str]] = {}
+        self.hosts: dict[str, str] = {}  # modules that cannot tell whose rows are whose → what to take as a whole
         self._anchor = torch.zeros((), requires_grad=True)
         self._pass = Pass()
         # A frozen BatchNorm was let in because it was in evaluation mode, and must stay there.
@@ -180,10 +112,11 @@ class Capture:
             return
         if module is self.model:
             again = not self.leading.settled or (self.watcher is not None and self.watcher.still)
-            self._pass.root = RootCall(before=AsItWas(module) if again else None)
+            self._pass.begin(RootCall(before=AsItWas(module) if again else None, put_back=remember_torch()))
         self._enter(self._owner_of.get(module))
 
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any, *, raised: bool) -> Any:
+        self._pass.record()
         if not self._listening:
             return output
         output = self._leave(self._owner_of.get(module), args, kwargs, output)
@@ -191,37 +124,54 @@ class Capture:
         if module is self.model and root is not None:
             self._pass.root = None
             root.batch_size = leading_dimension((args, kwargs))
-            while not raised and self.leading.close(root, lambda size: self._elsewhere(args, kwargs, size)):
-                if root.before is not None:
-                    root.before.restore()
-                root = RootCall(root.batch_size, before=root.before)
+            while not raised and self.leading.close(root, functools.partial(self._elsewhere, args, kwargs, root)):
+                (root.put_back if root.before is None else root.before.restore)()
+                root = RootCall(root.batch_size, before=root.before, put_back=root.put_back)
                 output = self._run(root, args, kwargs)
+            if not raised:
+                self._name_hosts(root, args, kwargs)
             if self.watcher is not None and not raised:
                 if self.watcher.still and root.before is not None:
                     root.before.restore()
+                    root = RootCall(root.batch_size)
                     with self.watcher.around():
-                        output = self._run(RootCall(root.batch_size), args, kwargs)
+                        output = self._run(root, args, kwargs)
+                    self._name_hosts(root, args, kwargs)
                 output = self.watcher.after_forward(args, kwargs, output)
         return output
 
+    def _name_hosts(self, root: RootCall, args: Any, kwargs: Any) -> None:
+        """Find out what is to be taken as a whole, for refusals; refuse what could not be followed."""
+        lost = {*root.astray, *root.unfollowed}
+        if root.batch_size and not lost <= self.hosts.keys():
+            with self._unheard():
+                self.hosts |= hosts_of(self.model, lost, args, kwargs, root.batch_size)
+        for module, what in root.unfollowed.items():
+            raise RuntimeError(unfollowed(module, what, self.hosts))
+
     def _run(self, root: RootCall, args: Any, kwargs: Any) -> Any:
         """The whole model once more, without the hooks that others have put around it: they have seen this call."""
-        self._pass.root = root
+        self._pass.begin(root, again=True)
         owner = self._owner_of.get(self.model)
         self._enter(owner)
         output = self._leave(owner, args, kwargs, self.model.forward(*args, **kwargs))
         self._pass.root = None
         return output
 
-    def _elsewhere(self, args: Any, kwargs: Any, size: int) -> RootCall:
+    def _elsewhere(self, args: Any, kwargs: Any, here: RootCall, all_of_them: bool) -> RootCall:
         """What the modules take in when the model is run on other rows of the batch, and nobody watches."""
-        users, self._pass = self._pass, Pass()
+        with self._unheard(), undisturbed(self.model):
+            self._pass.busy = False
+            fewer, args, kwargs = other_rows(args, kwargs, here.batch_size or 0, all_of_them=all_of_them)
+            root = RootCall(fewer)
+            self._run(root, args, kwargs)
+            return root
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        users, self._pass = self._pass, Pass(busy=True)
         try:
-            with undisturbed(self.model):
-                fewer, args, kwargs = other_rows(args, kwargs, size)
-                root = RootCall(fewer)
-                self._run(root, args, kwargs)
-                return root
+            yield
         finally:
             self._pass.discard()
             self._pass = users
@@ -233,14 +183,18 @@ class Capture:
     def _enter(self, owner: Owner | None) -> None:
         if owner is not None:
             self._mute(owner)
-            if owner.rule.runs_again:
-                self._pass.rng_states[owner] = torch.get_rng_state()
+            if owner.rule.runs_again or owner.rule.draws(owner.module):
+                self._pass.randomness[owner] = remember_torch()
+            if owner.rule.pull is not None and is_plainly_called(owner.module):  # it would record for nobody
+                self._pass.unrecorded = True
+                torch.set_grad_enabled(False)
 
     def _leave(self, owner: Owner | None, args: Any, kwargs: Any, output: Any) -> Any:
         if owner is None:
             return output
+        self._pass.record()
         self._unmute(owner)
-        return self._handing_over(owner, args, kwargs, output, self._pass.rng_states.pop(owner, None))
+        return self._handing_over(owner, args, kwargs, output, self._pass.randomness.pop(owner, None))
 
     def _mute(self, owner: Owner) -> None:
         """Keep the owner's parameters out of the graph until `_unmute`."""
@@ -259,59 +213,88 @@ class Capture:
             if self._pass.muted[parameter] == 0:
                 parameter.requires_grad_(True)
 
-    def _handing_over(self, owner: Owner, args: Any, kwargs: Any, output: Any, rng_state: Tensor | None) -> Any:
+    def _handing_over(self, owner: Owner, args: Any, kwargs: Any, output: Any, as_before: PutBack | None) -> Any:
         """The same output, made to report its gradient."""
+        self._pass.count(owner)
         root = self._pass.root
-        if type(output) is Tensor and not kwargs and len(args) == 1 and type(args[0]) is Tensor:  # most layers
+        self._pass.held += sum(t.nbytes for t in pytree.tree_leaves((args, kwargs, output)) if isinstance(t, Tensor))
+        plain = type(output) is Tensor and not kwargs and len(args) == 1 and type(args[0]) is Tensor
+        if plain and not owner.rule.runs_again:  # most layers
             if not is_float(output):
                 return output
             key, kind = self.leading.ask(root, owner.name, tuple(args[0].shape))
-            call = Call(self, owner, self._pass, root, None, [], [0], rng_state, key)
+            call = Call(self, owner, self._pass, root, None, [], [0], as_before, key)
             if kind == SHARED and not args[0].requires_grad:
-                return self._shared(call, args[0], output)
-            return _HandOver.apply(call, self._anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
+                return self._shared(call, [args[0]], output)
+            self._note_astray(call, kind)
+            return HandOver.apply(call, self._anchor, 1, args[0], output)[0]  # type: ignore[no-untyped-call]
         outputs = float_tensors(output)
         refuse_hidden_tensors(owner, output)
         if not outputs:
             return output
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten(opened((args, kwargs)))
         slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         rest = [None if i in slots else leaf for i, leaf in enumerate(leaves)]
         inputs = [plain_value(leaves[i]) for i in slots]
-        key, kind = self.leading.ask(root, owner.name, next((tuple(t.shape) for t in inputs if t.dim()), ()))
+        rows = outputs if owner.rule.runs_again and isinstance(output, Tensor) else inputs
+        shape, examples = next((tuple(t.shape) for t in rows if t.dim()), ()), None
+        if owner.rule.taken_in is not None:
+            shape = owner.rule.taken_in(owner.module, args, kwargs)
+            examples = shape[0] if shape else -1
+            if root is not None:
+                root.remedy = owner.rule.remedy
+        key, kind = self.leading.ask(root, owner.name, shape)
         noted = tuple(self.leading.note(root, f"{owner.name}, argument {i}", tuple(leaves[i].shape)) for i in slots)
-        call = Call(self, owner, self._pass, root, spec, rest, slots, rng_state, key, arguments=noted)
+        shortened = torch.is_autocast_enabled(owner.device.type)
+        call = Call(self, owner, self._pass, root, spec, rest, slots, as_before, key, noted, shortened, examples)
         if isinstance(output, Shared) or (kind == SHARED and not any(t.requires_grad for t in inputs)):
-            if len(inputs) != 1 or not isinstance(output, Tensor):
-                raise ValueError(astray(owner))
-            return self._shared(call, inputs[0], output)
-        reporting = iter(_HandOver.apply(call, self._anchor, len(slots), *inputs, *outputs))  # type: ignore[no-untyped-call]
-        return pytree.tree_map(lambda leaf: next(reporting) if is_float(leaf) else leaf, output)
+            if isinstance(output, Tensor):
+                return self._shared(call, inputs, output)
+            raise ValueError(astray(owner, self.hosts))
+        self._note_astray(call, kind)
+        if owner.rule.pull is not None:
+            if any(isinstance(leaf, Shared) for leaf in leaves):
+                raise ValueError(astray(owner, self.hosts))
+            outputs = tuple(output.detach() for output in outputs)
+        reporting = HandOver.apply(call, self._anchor, len(slots), *inputs, *outputs)  # type: ignore[no-untyped-call]
+        return with_floats(output, reporting)
 
-    def _shared(self, call: Call, given: Tensor, output: Tensor) -> Tensor:
+    def _note_astray(self, call: Call, kind: str) -> None:
+        if kind != ROWS and call.root is not None:
+            call.root.astray.add(call.owner.name)
+
+    def _shared(self, call: Call, inputs: list[Tensor], output: Tensor) -> Tensor:
         """An output that is the same for every example: followed until it meets them, and only then reporting."""
         call = dataclasses.replace(call, shared=True)
-        value, before = plain_value(output), output if isinstance(output, Shared) else None
-        single = bool(given.dim() and value.dim()) and len(given) == len(value) == 1  # [1, …]: one row for all examples
-        if not single and not call.owner.rule.takes_more_dims:
-            raise ValueError(astray(call.owner))
+        value, before, rule = plain_value(output), output if isinstance(output, Shared) else None, call.owner.rule
+        # [1, …] → [1, …]: one row for all examples
+        single = not rule.runs_again and value.dim() > 0 and all(t.dim() and len(t) == 1 for t in (value, *inputs))
+        if not rule.runs_again and (len(inputs) != 1 or not (single or rule.takes_more_dims)):
+            raise ValueError(astray(call.owner, self.hosts, rule.remedy))
 
         def report(size: int) -> Tensor:
             each = value.expand(size, *value.shape) if before is None else before.for_each(size)
-            inputs = given.expand(size, *given.shape[1:] if single else given.shape)
             each = each.squeeze(1) if single else each
-            (copies,) = _HandOver.apply(call, self._anchor, 1, inputs, each)  # type: ignore[no-untyped-call]
+            given = inputs if rule.runs_again else [t.expand(size, *t.shape[1:] if single else t.shape) for t in inputs]
+            (copies,) = HandOver.apply(call, self._anchor, len(given), *given, each)  # type: ignore[no-untyped-call]
             return cast(Tensor, copies.unsqueeze(1) if single else copies)
 
-        def ask(what: str, shape: tuple[int, ...], aside: bool) -> str:
-            return self.leading.ask(call.root, what, shape, aside=aside)[1]
+        def ask(what: str, shape: tuple[int, ...], default: str) -> str:
+            return self.leading.ask(call.root, what, shape, default=default)[1]
 
-        return Base(call.owner.name, value, report, ask).tensor()
+        def later(what: str) -> bool:
+            root = self._pass.root
+            if root is None or root is not call.root:  # the call of the model is over
+                return False
+            root.unfollowed.setdefault(call.owner.name, what)
+            return True
+
+        return Base(call.owner.name, value, report, ask, later).tensor()
 
     # -- while backward() runs ---------------------------------------------------------------------------------------
 
-    def receive(self, call: Call, use: Use) -> None:
-        """The output gradient of a call has arrived."""
+    def receive(self, call: Call, use: Use) -> tuple[Tensor | None, ...] | None:
+        """The output gradient of a call has arrived. Gives the gradients at its inputs, if its rule computes them."""
         owner, arrived = call.owner, self._pass.arrived
         if call.made_in is not self._pass:
             raise RuntimeError(
@@ -321,27 +304,36 @@ class Capture:
         arrived.admit(owner)
         if call.root is None:
             self.leading.outside.add(owner.name)
-        arrived.set_size(_batch_size(call, use))
+        arrived.set_size(batch_size_of(call, use))
         if not arrived.reached:
             self.choices.begin(use.batch_size)
         arrived.reached.update(self._names[owner].values())
-        if use.batch_size == 0:
-            return
         self._pass.busy = True
         try:
             with full_precision(owner.device):
-                piece = owner.rule.piece(use)
-                if not arrived.take_in(owner, piece, self._names[owner], tied=owner in self._tied):
-                    self._repeated.add(owner.name)
+                make, at_inputs = owner.rule.pull(use) if owner.rule.pull is not None else (None, None)
+                if use.batch_size > 0:
+                    make = make or functools.partial(owner.rule.piece, use)
+                    arrived.take_in(owner, use, make, self._targets[owner], self._pass.calls)
+                return at_inputs
         finally:
             self._pass.busy = False
 
     # -- between passes ----------------------------------------------------------------------------------------------
 
     @property
+    def held(self) -> int:
+        """How many bytes the modules took in and gave out, in the newest call of the model."""
+        return self._pass.held
+
+    @property
     def batch_size(self) -> int | None:
         """How many examples the last backward pass was about."""
         return self._pass.arrived.batch_size
+
+    def sent(self, times: float) -> None:
+        """The backward pass that comes now is multiplied by this."""
+        self._pass.arrived.sent = times
 
     def discard(self) -> None:
         """Throw away gradients that have arrived. A forward pass already made may still be followed by backward."""
@@ -355,10 +347,14 @@ class Capture:
                 "optimizer.step() found no gradients of the private model. Call loss.backward() on a loss computed "
                 "from model(...) in this iteration, with gradients enabled, before every optimizer.step()."
             )
+        with full_precision(self.device):
+            arrived.join_rest()
         arrived.refuse_changed()
+        self._repeated |= {o.name: target.planned for target in arrived.repeated for o in target.names}
         unreached = [name for name in self.layers.index if name not in arrived.reached]
         self._end_pass()
-        return PerExampleGradients(arrived.batch_size, list(arrived.pieces.values()), arrived.shared, unreached)
+        pieces = list(arrived.pieces.values())
+        return PerExampleGradients(arrived.batch_size, pieces, unreached, self.device, arrived.sent)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -386,14 +382,3 @@ class Capture:
 def leading_dimension(inputs: Any) -> int | None:
     """Length of the first tensor with a length: how many examples a call is about."""
     return next((len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
-
-
-def _batch_size(call: Call, use: Use) -> int:
-    """How many examples a call is about; refused where its rows are not the batch's examples."""
-    size = use.batch_size if call.root is None or call.root.batch_size is None else call.root.batch_size
-    shapes = [tuple(g.shape) for g in use.output_grads]
-    dims = [output_batch_dim(use.module, i) for i in range(len(shapes))]
-    elsewhere = call.key in call.capture.leading.not_rows and not call.shared
-    if elsewhere or use.batch_size != size or any(len(s) <= d or s[d] != size for s, d in zip(shapes, dims)):
-        raise ValueError(astray(call.owner))
-    return size

@@ -10,19 +10,26 @@ weights. A `Rule` is one record of the table in `plan.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
+
+from lmdp.gradients.fetching import Fetching, Flag
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers per example of a layer: positions T, features on both sides of a position, weights, inputs + outputs."""
+    """Numbers per example of a layer: positions T, features on both sides of a position, weights, inputs + outputs.
+
+    part      which one it is, of a module that is several layers
+    can_form_again  whether its rule need not keep gradients that it has formed
+    """
 
     positions: int
     features: int
@@ -30,6 +37,8 @@ class Sizes:
     factors: int
     batch_size: int
     bytes_each: int = 4
+    part: str = ""
+    can_form_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,10 +48,15 @@ class Use:
     trainable     names of the parameters that are trained, relative to the module
     input         the first argument: of a plain layer, the one tensor that it takes
     output_grads  of all its outputs; `output_grad` is the first, of a plain layer the only one
-    outputs       kept only for rules that run the module again
-    rng_state     of torch's generator before the call, for the same rules
+    outputs       kept only for rules that need them
+    as_before     for rules that draw once more what a module drew: puts torch's random numbers back to before the call
+    drew          whether there is something to put back
+    when          (flags, what to do if one is set): at once, or for flags on a device before anything is made of it all
     prefers_gram  which of its two ways a rule with a choice is to take
+    forms_again   whether a rule that can is to form gradients once more for the sum, and not to keep them until then
     same_for_all  which of the flattened arguments are established to be the same for every example
+    shared        whether the output is the same for every example; each has an output gradient of its own all the same
+    autocast      whether the forward pass was made in shortened precision
     is_data       whether the inputs come from outside of what is differentiated, such as the batch itself. What is kept
                   of them is copied: others may write to them past torch's count, through x.numpy() or x.data
     """
@@ -56,10 +70,19 @@ class Use:
     kwargs: dict[str, Any]
     outputs: tuple[Tensor, ...]
     output_grads: tuple[Tensor, ...]
-    rng_state: Tensor | None = None
+    as_before: Callable[[], None] = lambda: None
+    drew: bool = False
+    when: Callable[[Sequence[Flag], Callable[[], object]], None] = field(default_factory=lambda: Fetching().when)
     prefers_gram: Callable[[Sizes], bool] = lambda sizes: False
+    forms_again: Callable[[Sizes], bool] = lambda sizes: False
     is_data: bool = False
     same_for_all: frozenset[int] = frozenset()
+    shared: bool = False
+    autocast: bool = False
+
+
+Shape = tuple[int, ...]
+Pulled = tuple[Callable[[], "Piece"], tuple[Tensor | None, ...]]
 
 
 class Piece(Protocol):
@@ -80,7 +103,7 @@ class Piece(Protocol):
         ...
 
     def per_example(self) -> dict[str, Tensor]:
-        """The gradients themselves, [B, *shape]: for parameters that are used more than once."""
+        """The gradients themselves, [B, *shape]: for parameters whose uses have no leaner way to be added."""
         ...
 
     def without(self, dropped: Tensor) -> Piece:
@@ -101,13 +124,24 @@ class Example:
 class Rule:
     """One record of the table of rules.
 
-    kinds      the classes of modules that it computes exactly; () for the one that takes any module
+    kinds      the classes of modules that it computes exactly; () if they are told otherwise, or if it takes any module
     piece      from a use to its piece
     explain    names of the trainable parameters → how gradients are held, and why, where there is nothing to choose
     examples   small modules of its kinds, on which tests try it
     features   numbers on both sides of a position, if the module leaves the rule two ways: forming, or Gram matrices
     runs_again whether the module is run again, so that its outputs and the state of torch's generator must be kept
+    keeps_outputs  whether what the module gave out is kept for it
+    draws      whether a module draws random numbers that the rule must draw once more: the generator's state is kept
     takes_more_dims  whether an input may have any number of dimensions between the example and its last ones
+    join       from several uses of the same parameters, of one module or of several, to one piece; without it, the
+               gradients of every use are formed and added
+    sizes      of one use, where it may be better to form its gradients than to keep it until the others arrive
+    like       tells modules of other libraries that it computes exactly, too
+    is_plain   whether a module has no other parameters than the rule computes
+    pull       from a use to what makes its piece, and the gradients at the tensors among its arguments, for a rule that
+               comes by these too: torch's own backward of the module is then left out
+    taken_in   (module, args, kwargs) → the shape of what it took in with the examples first, where they are elsewhere
+    remedy     what to do if the rows of a model are not the examples after all
     """
 
     name: str
@@ -117,7 +151,16 @@ class Rule:
     examples: tuple[Example, ...] = ()
     features: Callable[[Any], int | None] = lambda module: None
     runs_again: bool = False
+    keeps_outputs: bool = False
+    draws: Callable[[Any], bool] = lambda module: False
     takes_more_dims: bool = False
+    join: Callable[[Sequence[Use]], Piece] | None = None
+    sizes: Callable[[Use], Sizes] | None = None
+    like: Callable[[nn.Module], bool] = lambda module: False
+    is_plain: Callable[[nn.Module], bool] = lambda module: _has_only(module, {"weight", "bias"})
+    pull: Callable[[Use], Pulled] | None = None
+    taken_in: Callable[[Any, Any, Any], Shape] | None = None
+    remedy: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +193,39 @@ class Owner:
         return f"module '{self.name}' ({type(self.module).__name__})"
 
 
+def _has_only(module: nn.Module, names: set[str]) -> bool:
+    return {name for name, _ in module.named_parameters()} <= names
+
+
 def float_tensors(output: Any) -> tuple[Tensor, ...]:
     """The differentiable tensors in a module's output, whatever it is wrapped in."""
-    return tuple(leaf for leaf in pytree.tree_leaves(output) if is_float(leaf))
+    return tuple(leaf for leaf in pytree.tree_leaves(opened(output)) if is_float(leaf))
+
+
+def with_floats(output: Any, tensors: Iterable[Tensor]) -> Any:
+    """The same output with these in the place of its `float_tensors`."""
+    following = iter(tensors)
+
+    def replaced(leaf: Any) -> Any:
+        if _is_packed(leaf):
+            return PackedSequence(next(following), *leaf[1:])
+        return next(following) if is_float(leaf) else leaf
+
+    return pytree.tree_map(replaced, output, is_leaf=_is_packed)
+
+
+def opened(tree: Any) -> Any:
+    """The same with packed sequences as plain tuples, into which every version of torch looks."""
+    return pytree.tree_map(lambda leaf: tuple(leaf) if _is_packed(leaf) else leaf, tree, is_leaf=_is_packed)
+
+
+def _is_packed(leaf: Any) -> bool:
+    return isinstance(leaf, PackedSequence)
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    """Of a call: by its place or by its name; None if it was not given."""
+    return args[place] if len(args) > place else kwargs.get(name)
 
 
 def is_float(leaf: Any) -> bool:
@@ -167,14 +240,3 @@ def refuse_hidden_tensors(owner: Owner, output: Any) -> None:
                 f"{owner} has parameters of its own and returns a {type(leaf).__name__}, whose tensors cannot be seen. "
                 "Return a tensor, tuple or dict, or register the class with torch.utils._pytree."
             )
-
-
-def astray(owner: Owner) -> str:
-    """Why its gradients cannot be told apart, and what to do."""
-    parent = owner.name.rpartition(".")[0]  # no sizes below: that of a batch is private
-    return (
-        f"{owner} took in or gave out another number of rows than the batch has examples: its first "
-        "dimension must be the example, or per-example gradients cannot be told apart. Keep the batch first "
-        "and look positions up for every example (index.expand(batch, -1)), or pass "
-        f"generic=['{parent}'] to make_private so that the enclosing module is taken as a whole."
-    )

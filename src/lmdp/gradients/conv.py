@@ -12,6 +12,8 @@ in one of two ways; the plan chooses:
             multiplied. The gradients are kept.
     gram    norms from Gram matrices of positions. The Gram matrix of patches is a sum of shifted copies of the Gram
             matrix of pixels, so patches are never written; the sum is the native weight-gradient kernel.
+
+The patches of several uses of the same weight, on images of any sizes, are patches of one example.
 """
 
 from __future__ import annotations
@@ -31,30 +33,65 @@ from lmdp.gradients import compiled
 from lmdp.gradients.contract import Example, Piece, Rule, Sizes, Use
 from lmdp.gradients.rows import (
     Factored,
+    Pair,
     Rows,
     Stored,
+    added,
     chunks,
-    gram_squared_norms,
     joined,
+    joint_squared_norms,
     kept_blocks,
-    natively,
+    per_example_scales,
 )
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def piece(use: Use) -> Piece:
-    geometry = Geometry.of(cast(Conv, use.module), use.trainable)
-    x, g = use.input, use.output_grad
-    if x.dim() != 2 + len(geometry.kernel):
-        raise ValueError(f"a convolution got an input of shape {tuple(x.shape)}; it must have a batch dimension first")
-    if geometry.weight and (geometry.groups > 1 or not use.prefers_gram(geometry.sizes(x, g))):
-        return geometry.form(x, g)
-    norms = g.flatten(2).sum(2).double().square().sum(1) if geometry.bias else torch.zeros(len(g), dtype=torch.float64)
-    if geometry.weight:
-        pixels = max(x.shape[2:].numel() // math.prod(geometry.stride), g.shape[2:].numel())
-        norms = norms + joined([geometry.gram_norms(x[chunk], g[chunk]) for chunk in chunks(len(x), pixels**2)])
-    return Factored(norms, x.clone() if use.is_data else x, g, geometry.contract, geometry.form)
+    return join([use])
+
+
+def join(uses: Sequence[Use]) -> Piece:
+    """By forming, or by Gram matrices where all uses have the same geometry."""
+    pairs = tuple((use.input, use.output_grad) for use in uses)
+    every = [Geometry.of(cast(Conv, use.module), use.trainable) for use in uses]
+    geometry = every[0]
+    for x, _ in pairs:
+        if x.dim() != 2 + len(geometry.kernel):
+            raise ValueError(
+                f"a convolution got an input of shape {tuple(x.shape)}; it must have a batch dimension first"
+            )
+    if not geometry.weight:
+        return Stored({"bias": Rows.of(_bias_rows(pairs))})
+    alike = all(each.numbers == geometry.numbers for each in every)
+    if geometry.groups > 1 or not alike or not uses[0].prefers_gram(geometry.sizes(pairs)):
+        return _formed(every, pairs)
+    stride = math.prod(geometry.stride)
+    pixels = sum(max(x.shape[2:].numel() // stride, g.shape[2:].numel()) for x, g in pairs)
+    norms = joined(
+        [geometry.gram_norms([(x[chunk], g[chunk]) for x, g in pairs]) for chunk in chunks(len(pairs[0][0]), pixels**2)]
+    )
+    if geometry.bias:
+        norms = norms + _bias_rows(pairs).double().square().sum(1)
+
+    def contract(pairs: Sequence[Pair], scales: Tensor) -> list[dict[str, Tensor]]:
+        return [added(each) for each in zip(*(geometry.contract(x, g, scales) for x, g in pairs))]
+
+    kept = tuple((x.clone() if use.is_data else x, g) for use, (x, g) in zip(uses, pairs))
+    return Factored(norms, kept, contract, lambda pairs: _formed(every, pairs))
+
+
+def _formed(every: Sequence[Geometry], pairs: Sequence[Pair]) -> Stored:
+    """Per-example gradients, kept; of several uses, added."""
+    forms = [geometry.form(x, g) for geometry, (x, g) in zip(every, pairs)]
+    if len(forms) == 1:
+        return forms[0]
+    return Stored({name: Rows.of(rows) for name, rows in added([form.per_example() for form in forms]).items()})
+
+
+def _bias_rows(pairs: Sequence[Pair]) -> Tensor:
+    """[B, out]"""
+    return added([{"": g.flatten(2).sum(2)} for _, g in pairs])[""]
 
 
 @dataclass(frozen=True)
@@ -98,15 +135,20 @@ class Geometry:
         """Input channels per group."""
         return self.weights.shape[1]
 
-    def sizes(self, x: Tensor, g: Tensor) -> Sizes:
+    @property
+    def numbers(self) -> tuple[object, ...]:
+        """All that two convolutions with the same weight may differ in."""
+        return self.kernel, self.stride, self.dilation, self.padding, self.mode, self.groups
+
+    def sizes(self, pairs: Sequence[Pair]) -> Sizes:
         """For the choice of a rule. A strided convolution has a Gram matrix of pixels for every phase of its stride."""
         return Sizes(
-            positions=g.shape[2:].numel(),
+            positions=sum(g.shape[2:].numel() for _, g in pairs),
             features=self.channels * math.prod(self.stride) + len(self.weights),
             weights=self.weights.numel(),
-            factors=x[0].numel() + g[0].numel(),
-            batch_size=len(x),
-            bytes_each=x.element_size(),
+            factors=sum(x[0].numel() + g[0].numel() for x, g in pairs),
+            batch_size=len(pairs[0][0]),
+            bytes_each=pairs[0][0].element_size(),
         )
 
     def padded(self, x: Tensor) -> Tensor:
@@ -119,7 +161,7 @@ class Geometry:
         """Sums of the gradients of a batch under each row of `scales` [S, B]."""
         if len(scales) == 2 and self.weight and self.groups == 1 and compiled.applies(x, g):
             return self._both_sums(x, g, scales)
-        return natively(self._summed)(x, g, scales)
+        return [self._summed(x, g * per_example_scales(column, g)) for column in scales.unbind()]
 
     def _both_sums(self, x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
         """Every gradient is formed once, and added to both."""
@@ -204,34 +246,48 @@ class Geometry:
         shaped: Tensor = rows.unflatten(-1, (len(self.weights), *self.kernel, self.channels))
         return shaped.movedim(-1, rows.dim())
 
-    def gram_norms(self, x: Tensor, g: Tensor) -> Tensor:
+    def gram_norms(self, pairs: Sequence[Pair]) -> Tensor:
         """Squared norms of the weight gradients of a convolution without groups."""
-        gradient = g.flatten(2)  # [B, out, T]
+        gradient = joined([g.flatten(2) for _, g in pairs], dim=2)  # [B, out, T]
         gram_g = torch.bmm(gradient.transpose(1, 2), gradient)  # [B, T, T]
-        return gram_squared_norms(x, g, self._patch_gram(x, g.shape[2:]), gram_g)
+        uses = [(pair, pair[1].shape[2:].numel()) for pair in pairs]
+        return joint_squared_norms(uses, self._patch_gram(pairs), gram_g)
 
-    def _patch_gram(self, x: Tensor, out: torch.Size) -> Tensor:
-        """Gram matrices [B, T, T] of patches: shifted copies of those of pixels, one axis after the other.
+    def _patch_gram(self, pairs: Sequence[Pair]) -> Tensor:
+        """Gram matrices [B, T, T] of the patches of all uses."""
+        images = [(x if self.mode == "zeros" else self.padded(x), g.shape[2:]) for x, g in pairs]
+        blocks: dict[tuple[int, int], Tensor] = {}
+        for i, j in itertools.combinations_with_replacement(range(len(images)), 2):
+            blocks[i, j] = self._patch_products(images[i], images[j])
+            blocks[j, i] = blocks[i, j].transpose(1, 2)
+        every = range(len(images))
+        return joined([joined([blocks[i, j] for j in every], dim=2) for i in every], dim=1)
+
+    def _patch_products(self, one: Image, other: Image) -> Tensor:
+        """[B, T, T']: shifted copies of the products of pixels, one axis after the other.
 
         Of a strided convolution, each position of the kernel reads pixels of one phase only: those that are a multiple
         of the stride apart.
         """
-        if self.mode != "zeros":
-            x = self.padded(x)
-        before = [a if self.mode == "zeros" else 0 for a, _ in self.padding]
+        (a, out_a), (b, out_b) = one, other
+        before = [side if self.mode == "zeros" else 0 for side, _ in self.padding]
+        shape = (len(a), out_a.numel(), out_b.numel())
         total: Tensor | None = None
         for phase in itertools.product(*map(range, self.stride)):
             starts = [
-                [at // s for at in (k * d - b for k in range(size)) if at % s == p]
-                for size, d, s, b, p in zip(self.kernel, self.dilation, self.stride, before, phase)
+                [at // s for at in (k * d - p0 for k in range(size)) if at % s == p]
+                for size, d, s, p0, p in zip(self.kernel, self.dilation, self.stride, before, phase)
             ]
             every = tuple(slice(p, None, s) for p, s in zip(phase, self.stride))
-            pixels = x[:, :, *every]
-            if all(starts) and pixels.numel():
-                gram = _shifted_gram(pixels, starts, out)
-                total = gram if total is None else total.add_(gram)
-        shape = (len(x), out.numel(), out.numel())
-        return x.new_zeros(shape) if total is None else total.reshape(shape)
+            pixels = a[:, :, *every], b[:, :, *every]
+            if all(starts) and all(t.numel() for t in pixels):
+                products = _shifted_products(pixels, starts, (out_a, out_b))
+                total = products if total is None else total.add_(products)
+        return a.new_zeros(shape) if total is None else total.reshape(shape)
+
+
+Image = tuple[Tensor, torch.Size]
+"""What a use took in, padded where zeros would not do, and the size of what it gave out."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -280,35 +336,35 @@ def _offsets(counts: Sequence[int], strides: Sequence[int]) -> Tensor:
     return total
 
 
-def _shifted_gram(pixels: Tensor, starts: Sequence[Sequence[int]], out: torch.Size) -> Tensor:
-    """Gram matrices of pixels, summed over all shifts: [B, *out, *out]."""
-    flat, dims = pixels.flatten(2), len(out)  # [B, C, pixels]
-    gram = torch.bmm(flat.transpose(1, 2), flat).view(len(pixels), *pixels.shape[2:], *pixels.shape[2:])
-    for axis, size in enumerate(out):
-        gram = _sum_shifts(gram, (1 + axis, 1 + dims + axis), starts[axis], size)
-    return gram
+def _shifted_products(pixels: Pair, starts: Sequence[Sequence[int]], outs: tuple[torch.Size, torch.Size]) -> Tensor:
+    """Products of pixels with pixels, summed over all shifts: [B, *out, *out']."""
+    a, b = pixels
+    dims = len(starts)
+    products = torch.bmm(a.flatten(2).transpose(1, 2), b.flatten(2)).view(len(a), *a.shape[2:], *b.shape[2:])
+    for axis, sizes in enumerate(zip(*outs)):
+        products = _sum_shifts(products, (1 + axis, 1 + dims + axis), starts[axis], sizes)
+    return products
 
 
-def _sum_shifts(gram: Tensor, axes: tuple[int, int], starts: Sequence[int], size: int) -> Tensor:
-    """Both axes read from a start on (`size` entries; zero outside), summed over the starts."""
-    length = gram.shape[axes[0]]
-    shape = [size if axis in axes else n for axis, n in enumerate(gram.shape)]
-    total = gram.new_zeros(shape)
+def _sum_shifts(products: Tensor, axes: tuple[int, int], starts: Sequence[int], sizes: tuple[int, int]) -> Tensor:
+    """Both axes read from a start on (as many entries as `sizes`; zero outside), summed over the starts."""
+    shape = list(products.shape)
+    for axis, size in zip(axes, sizes):
+        shape[axis] = size
+    total = products.new_zeros(shape)
     for start in starts:
-        first, last = max(0, -start), min(size, length - start)  # of the positions that read inside
-        if first >= last:
-            continue
-        read, write = [slice(None)] * gram.dim(), [slice(None)] * gram.dim()
-        for axis in axes:
-            read[axis] = slice(start + first, start + last)
-            write[axis] = slice(first, last)
-        total[tuple(write)] += gram[tuple(read)]
+        read, write = [slice(None)] * products.dim(), [slice(None)] * products.dim()
+        for axis, size in zip(axes, sizes):
+            first, last = max(0, -start), min(size, products.shape[axis] - start)  # of positions that read inside
+            write[axis] = slice(first, max(first, last))
+            read[axis] = slice(start + first, start + max(first, last))
+        total[tuple(write)] += products[tuple(read)]
     return total
 
 
 def _explain(trainable: frozenset[str]) -> tuple[str, str]:
     if "weight" not in trainable:
-        return "factors", "only its bias is trained"
+        return "formed", "only its bias is trained"
     return "formed", "a grouped convolution"
 
 
@@ -330,4 +386,6 @@ RULE = Rule(
         Example(lambda: nn.Conv3d(2, 3, 2), (2, 4, 3, 3)),
     ),
     features=_features,
+    join=join,
+    sizes=lambda use: Geometry.of(cast(Conv, use.module), use.trainable).sizes([(use.input, use.output_grad)]),
 )

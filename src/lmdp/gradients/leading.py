@@ -12,18 +12,17 @@ examples; what does not is the same for every example. Real batches of different
 from __future__ import annotations
 
 import contextlib
-import random
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lmdp.gradients.randomness import PutBack, remember
 from lmdp.layers import Attributes
 
 ROWS, SHARED, ASTRAY = "rows", "shared", "astray"
@@ -33,13 +32,18 @@ Key = tuple[str, int, int]
 """A module, or an operation on what is shared; which of its calls within one call of the model; how many dimensions."""
 
 Shape = tuple[int, ...]
+Elsewhere = Callable[[bool], "RootCall"]
+"""Whether all rows of the batch and one more are to be taken, or only a few → the call on these."""
 
 
 @dataclass
 class RootCall:
     """One call of the whole model, on `batch_size` examples, and the shapes that its modules took in.
 
-    `asked`: where the answer has consequences. What is only cheaper if it is known is in `asides`.
+    `asked`: where the answer has consequences. What is only cheaper if it is known is in `asides`. `astray`: modules
+    whose rows are established not to be examples; `unfollowed`: modules whose output all examples share → why it
+    cannot be followed. `remedy`: of a rule that tells examples by something else than rows, if there was one.
+    `put_back` lets torch draw as at the beginning of the call.
     """
 
     batch_size: int | None = None
@@ -48,6 +52,10 @@ class RootCall:
     taken_as: dict[Key, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     before: AsItWas | None = None
+    put_back: PutBack = lambda: None
+    astray: set[str] = field(default_factory=set)
+    unfollowed: dict[str, str] = field(default_factory=dict)
+    remedy: str = ""
 
 
 class Leading:
@@ -95,15 +103,13 @@ class Leading:
             )
         return None if self._ways else "the model has not been called on examples yet"
 
-    def ask(self, root: RootCall | None, what: str, shape: Shape, *, aside: bool = False) -> tuple[Key, str]:
-        """What the next call of this is, as far as it is established; rows until then (an aside: shared)."""
-        default = SHARED if aside else ROWS
+    def ask(self, root: RootCall | None, what: str, shape: Shape, *, default: str = ROWS) -> tuple[Key, str]:
+        """What the next call of this is, as far as it is established; the default until then."""
         if root is None:  # gradient checkpointing runs a part again; or the user calls a part
             kinds = {kind for (name, _, rank), kind in self.kinds.items() if (name, rank) == (what, len(shape))}
             return (what, 0, len(shape)), kinds.pop() if len(kinds) == 1 else default
         key = self.note(root, what, shape)
-        if not aside:
-            root.asked[key] = root.asides.pop(key)
+        root.asked[key] = root.asides.pop(key)
         kind = root.taken_as[key] = self.kinds.get(key, default)
         return key, kind
 
@@ -116,10 +122,10 @@ class Leading:
         root.asides[key] = shape
         return key
 
-    def close(self, root: RootCall, elsewhere: Callable[[int], RootCall]) -> bool:
+    def close(self, root: RootCall, elsewhere: Elsewhere) -> bool:
         """At the end of a call. Whether it took something for what it is not, so that it must be made again.
 
-        `elsewhere` runs the model on a few rows of the same batch; it may raise whatever the model raises.
+        `elsewhere` runs the model on other rows of the same batch; it may raise whatever the model raises.
         """
         fresh = root.asked.keys() - self.kinds.keys()
         if not fresh or root.batch_size == 0:
@@ -128,15 +134,16 @@ class Leading:
             self._failure = "no argument of the model is a tensor with a length."
         else:
             self._compare_real(root, root.batch_size)
-            if self._tries and fresh - self.kinds.keys():
-                self._run_elsewhere(root, root.batch_size, elsewhere)
+            tries, self._tries = self._tries, self._tries - bool(self._tries and fresh - self.kinds.keys())
+            for all_of_them in (False, True):  # a few may lack what the model does for others, such as masking padding
+                if tries and fresh - self.kinds.keys():
+                    self._run_elsewhere(root, root.batch_size, functools.partial(elsewhere, all_of_them))
         self._open = (self._open | fresh) - self.kinds.keys()
         return any(self.kinds.get(key, taken) != taken for key, taken in root.taken_as.items())
 
-    def _run_elsewhere(self, root: RootCall, size: int, elsewhere: Callable[[int], RootCall]) -> None:
-        self._tries -= 1
+    def _run_elsewhere(self, root: RootCall, size: int, elsewhere: Callable[[], RootCall]) -> None:
         try:
-            other = elsewhere(size)
+            other = elsewhere()
         except Exception as error:  # any model may refuse to run on other rows, for any reason
             self._failure = (
                 f"the model could not be run on other rows of a batch ({type(error).__name__}), and no two batches "
@@ -174,9 +181,10 @@ def kind_of(shape: Shape, size: int, shape_there: Shape, size_there: int) -> str
     return ROWS if follow[0] == 0 and shape[0] == size else ASTRAY
 
 
-def other_rows(args: Any, kwargs: Any, size: int) -> tuple[int, Any, Any]:
-    """The same arguments with two rows of the batch, or with one more than it has if it has no more than two."""
-    rows = {1: [0, 0], 2: [0, 1, 0]}.get(size, [0, 1])
+def other_rows(args: Any, kwargs: Any, size: int, *, all_of_them: bool = False) -> tuple[int, Any, Any]:
+    """The same arguments with two rows of the batch, or with one more than it has: if it has no more than two, or for
+    `all_of_them`."""
+    rows = [0, 1] if size > 2 and not all_of_them else [*range(size), 0]
 
     def cut(leaf: Any) -> Any:
         if not (isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size):
@@ -194,25 +202,12 @@ class AsItWas:
     """The state of all that a forward pass may change: the modules' attributes, and randomness."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._random = _randomness()
+        self._put_back = remember()
         self._attributes = Attributes(model)
 
     def restore(self) -> None:
-        _set_randomness(*self._random)
+        self._put_back()
         self._attributes.restore()
-
-
-def _randomness() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()  # noqa: NPY002  users may draw from it
-
-
-def _set_randomness(cpu: Tensor, cuda: Any, python: Any, numeric: Any) -> None:
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
-    random.setstate(python)
-    np.random.set_state(numeric)  # noqa: NPY002
 
 
 @contextlib.contextmanager

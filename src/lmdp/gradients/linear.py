@@ -5,10 +5,14 @@ Example i has inputs X_i [T, in] and output gradients G_i [T, out] over its T po
     norm²  ||G_iᵀ X_i||² + ||sum_t G_it||²               (weight, bias)
     sums   sum_i s_i G_iᵀ X_i,  sum_i s_i sum_t G_it
 
-by forming G_iᵀ X_i, or by ||G_iᵀ X_i||² = sum_tu (X_it · X_iu)(G_it · G_iu), or, where T = 1, by ||G_i||² ||X_i||².
+by forming G_iᵀ X_i, once or for each of the two, or by ||G_iᵀ X_i||² = sum_tu (X_it · X_iu)(G_it · G_iu), or, where
+T = 1, by ||G_i||² ||X_i||².
+The positions of several uses of the same weight are positions of one example.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,70 +21,93 @@ from lmdp.gradients import compiled
 from lmdp.gradients.contract import Example, Piece, Rule, Sizes, Use
 from lmdp.gradients.rows import (
     Factored,
+    FormedAgain,
+    Pair,
     Rows,
     Stored,
+    added,
     chunks,
     gram_squared_norms,
     joined,
     kept_blocks,
-    natively,
+    one_position_norms,
+    per_example_scales,
 )
 
 
 def piece(use: Use) -> Piece:
+    return join([use])
+
+
+def join(uses: Sequence[Use]) -> Piece:
     """By one position, by forming, or by Gram matrices."""
-    x, g = use.input, use.output_grad
-    if x.dim() == 2:
-        return _of_one_position(use, x, g)
-    x, g = _positions(x), _positions(g)
-    if x.shape[1] == 1:
-        return _of_one_position(use, x[:, 0], g[:, 0])
-    weight, bias = "weight" in use.trainable, "bias" in use.trainable
+    trainable, batch = uses[0].trainable, uses[0].batch_size
+    weight, bias = "weight" in trainable, "bias" in trainable
+    pairs = [(positions(use.input), positions(use.output_grad)) for use in uses]  # [B, T, in], [B, T, out] each
+    if not weight:
+        return Stored({"bias": Rows.of(_over_positions(pairs))})
 
-    def summed(x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        return _summed(x.flatten(0, 1), g.flatten(0, 1), use.trainable)
+    def contract(pairs: Sequence[Pair], scales: Tensor) -> list[dict[str, Tensor]]:
+        weights = [{"weight": added_sums(pairs, column)} for column in scales.unbind()]
+        if not bias:
+            return weights
+        biases = [{"bias": of_scale} for of_scale in _bias_sums(pairs, scales).unbind()]
+        return [{**of_weight, **of_bias} for of_weight, of_bias in zip(weights, biases)]
 
-    def expand(x: Tensor, g: Tensor) -> Stored:
-        return Stored({name: rows for name, rows in _formed(x, g, bias=bias).items() if name in use.trainable})
+    def expand(pairs: Sequence[Pair]) -> Stored:
+        return Stored(_formed(*one_sequence(pairs), bias=bias))
 
-    batch, positions = x.shape[:2]
-    if weight and not use.prefers_gram(_sizes(x, g)):
-        return expand(x, g)
-    norms = _squares(g.sum(1)) if bias else torch.zeros(batch, dtype=torch.float64)
-    if weight:
-        norms = norms + joined([_gram_norms(x[chunk], g[chunk]) for chunk in chunks(batch, positions**2)])
-    return Factored(norms, x.clone() if use.is_data else x, g, natively(summed), expand)
-
-
-def _of_one_position(use: Use, x: Tensor, g: Tensor) -> Piece:
-    """The outer product of g and x, with a 1 beside x for the bias: its norm is the product of theirs."""
-
-    def summed(x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        return _summed(x, g, use.trainable)
-
-    def expand(x: Tensor, g: Tensor) -> Stored:
-        rows = {"weight": Rows.of(g.unsqueeze(2) * x.unsqueeze(1)), "bias": Rows.of(g)}
-        return Stored({name: rows[name] for name in use.trainable})
-
-    norms = _squares(g)
-    if "weight" in use.trainable:
-        norms = norms * (_squares(x) + ("bias" in use.trainable))
-    return Factored(norms, x.clone() if use.is_data else x, g, natively(summed), expand)
+    count, sizes = sum(x.shape[1] for x, _ in pairs), _sizes(pairs)
+    if count != 1 and not uses[0].prefers_gram(sizes):
+        if not uses[0].forms_again(sizes):
+            return expand(pairs)
+        x, g = one_sequence(pairs)
+        return Stored(_formed_again(x.clone() if len(uses) == 1 and uses[0].is_data else x, g, bias=bias))
+    if count == 1:  # an outer product, with a 1 beside x for the bias: its norm is the product of theirs
+        x, g = one_sequence(pairs)
+        norms = one_position_norms(_squares(x[:, 0]), _squares(g[:, 0]), x.dtype, bias=bias)
+    else:
+        room = max(count**2, 0 if len(pairs) == 1 else sizes.factors)
+        norms = joined([_gram_norms(*one_sequence(pairs, chunk)) for chunk in chunks(batch, room)])
+        norms = norms + _squares(_over_positions(pairs)) if bias else norms
+    kept = tuple((x.clone() if use.is_data else x, g) for use, (x, g) in zip(uses, pairs))
+    return Factored(norms, kept, contract, expand)
 
 
-def _summed(x: Tensor, g: Tensor, trainable: frozenset[str]) -> dict[str, Tensor]:
-    sums = {}
-    if "weight" in trainable:
-        sums["weight"] = g.T @ x
-    if "bias" in trainable:
-        sums["bias"] = g.sum(0)
-    return sums
+def one_sequence(pairs: Sequence[Pair], examples: slice = slice(None)) -> Pair:
+    """The positions of all uses after each other, of these examples: a copy if there are several uses."""
+    x, g = (joined([side[examples] for side in sides], dim=1) for sides in zip(*pairs))
+    return x, g
 
 
-def _sizes(x: Tensor, g: Tensor) -> Sizes:
-    batch, positions, inputs = x.shape
-    features = inputs + g.shape[2]
-    return Sizes(positions, features, inputs * g.shape[2], positions * features, batch, x.element_size())
+def added_sums(pairs: Sequence[Pair], scales: Tensor) -> Tensor:
+    """sum_i s_i G_iᵀ X_i of all uses [out, in]. The narrower of the two sides is scaled: less to copy."""
+    total: Tensor | None = None
+    for x, g in pairs:
+        column = per_example_scales(scales, x)
+        x, g = (x * column, g) if x.shape[2] < g.shape[2] else (x, g * column)
+        x, g = x.flatten(0, 1), g.flatten(0, 1).T  # [B · T, in], [out, B · T]
+        total = g @ x if total is None else total.addmm_(g, x)
+    assert total is not None
+    return total
+
+
+def _bias_sums(pairs: Sequence[Pair], scales: Tensor) -> Tensor:
+    """[S, out], without a scaled copy of g."""
+    return added([{"": scales.repeat_interleave(g.shape[1], dim=1) @ g.flatten(0, 1)} for _, g in pairs])[""]
+
+
+def _over_positions(pairs: Sequence[Pair]) -> Tensor:
+    """[B, out]"""
+    return added([{"": g.sum(1)} for _, g in pairs])[""]
+
+
+def _sizes(pairs: Sequence[Pair]) -> Sizes:
+    x, g = pairs[0]
+    count, inputs, outputs = sum(x.shape[1] for x, _ in pairs), x.shape[2], g.shape[2]
+    features = inputs + outputs
+    weights, factors = inputs * outputs, count * features
+    return Sizes(count, features, weights, factors, len(x), x.element_size(), can_form_again=True)
 
 
 def _formed(x: Tensor, g: Tensor, *, bias: bool) -> dict[str, Rows]:
@@ -101,6 +128,23 @@ def _formed(x: Tensor, g: Tensor, *, bias: bool) -> dict[str, Rows]:
     return {**rows, "bias": Rows.of(g.sum(1))} if bias else rows
 
 
+def _formed_again(x: Tensor, g: Tensor, *, bias: bool) -> dict[str, Rows | FormedAgain]:
+    """The same, with weights of a few examples at a time: x and g are kept."""
+    shape = (g.shape[2], x.shape[2])
+    blocks, norms, biases = kept_blocks(len(x), shape[0] * shape[1]), [], []
+    for block in blocks:
+        rows = _formed(x[block], g[block], bias=bias)
+        norms.append(rows["weight"].squared_norms)
+        biases += [rows["bias"].all()] if bias else []
+    weight = FormedAgain((x, g), blocks, _block, joined(norms), lambda flat: flat.unflatten(-1, shape))
+    return {"weight": weight, "bias": Rows.of(joined(biases))} if bias else {"weight": weight}
+
+
+def _block(x: Tensor, g: Tensor) -> Tensor:
+    """[b, out · in]"""
+    return joined(_formed(x, g, bias=False)["weight"].blocks)
+
+
 def _gram_norms(x: Tensor, g: Tensor) -> Tensor:
     return gram_squared_norms(x, g, torch.bmm(x, x.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
 
@@ -111,14 +155,14 @@ def _squares(rows: Tensor) -> Tensor:
     return norms.square()
 
 
-def _positions(tensor: Tensor) -> Tensor:
+def positions(tensor: Tensor) -> Tensor:
     """[B, ..., F] → [B, T, F]."""
     return tensor.reshape(tensor.shape[0], tensor.shape[1:-1].numel(), tensor.shape[-1])
 
 
 def _explain(trainable: frozenset[str]) -> tuple[str, str]:
     if "weight" not in trainable:
-        return "factors", "only its bias is trained"
+        return "formed", "only its bias is trained"
     return "factors", "one position per example: the norm is |x||g|"
 
 
@@ -135,4 +179,6 @@ RULE = Rule(
     ),
     features=lambda module: module.in_features + module.out_features,
     takes_more_dims=True,
+    join=join,
+    sizes=lambda use: _sizes([(positions(use.input), positions(use.output_grad))]),
 )

@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import nn
+from torch.nn.utils import parametrize
 
-from lmdp.gradients import compiled, conv, embedding, generic, linear, norm
+from lmdp.gradients import bag, compiled, conv, embedding, generic, linear, norm, recurrent, standardised, transposed
 from lmdp.gradients.contract import Owner, Rule, Sizes
 from lmdp.layers import is_opaque, owned_parameters
 
 RULES: dict[str, Rule] = {
-    rule.name: rule
-    for rule in (linear.RULE, conv.RULE, embedding.RULE, *norm.RULES, generic.RULE)  # the one for any module comes last
+    rule.name: rule  # the one for any module comes last
+    for rule in (
+        *(linear.RULE, transposed.RULE, conv.RULE, standardised.RULE, embedding.RULE, bag.RULE),
+        *(*norm.RULES, recurrent.RULE, generic.RULE),
+    )
 }
 IN_CACHE = 2**15
 """Weights of a layer whose gradients for a usual batch are not written to memory and read back."""
+
+LONG = 2**17
+"""Weights of a layer whose gradients, of a few examples, are much to keep."""
 
 MOST_STORED = 2**27
 """Above this many numbers, per-example gradients of one layer are not formed if there is a leaner way."""
@@ -36,16 +43,19 @@ def rule_for(module: nn.Module) -> Rule:
 
     A subclass with a forward of its own, or with further parameters, goes to the generic rule.
     """
-    plain = {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
-    if plain and not is_opaque(module) and "forward" not in vars(module):
+    if not parametrize.is_parametrized(module) and "forward" not in vars(module):
         for rule in RULES.values():
-            if any(isinstance(module, kind) and _computes_like(type(module), kind) for kind in rule.kinds):
+            alike = any(isinstance(module, kind) and _computes_like(type(module), kind) for kind in rule.kinds)
+            if alike and rule.is_plain(module):
+                return rule
+            if rule.like(module):
                 return rule
     return generic.RULE
 
 
 def _computes_like(mine: type[nn.Module], kind: type[nn.Module]) -> bool:
-    return all(getattr(mine, name, None) is getattr(kind, name, None) for name in ("forward", "_conv_forward"))
+    names = ("forward", "_conv_forward", "permute_hidden")
+    return all(getattr(mine, name, None) is getattr(kind, name, None) for name in names)
 
 
 def owners_of(model: nn.Module, whole: frozenset[str]) -> list[Owner]:
@@ -97,9 +107,17 @@ def _gram_is_lean(sizes: Sizes) -> bool:
     return sizes.factors < sizes.weights
 
 
-def _kept(sizes: Sizes, gram: bool) -> int:
-    """Bytes that stay until the step."""
-    return sizes.batch_size * sizes.bytes_each * (sizes.factors if gram else sizes.weights)
+def forms_again(sizes: Sizes) -> bool:
+    """Whether formed gradients are formed once more for the sum: if they are long, and much longer than x and g.
+
+    That takes T · weights multiply-adds, a third of what the layer takes anyway, to save weights − factors numbers.
+    """
+    return sizes.can_form_again and sizes.weights > LONG and 5 * sizes.weights >= 8 * sizes.factors
+
+
+def _kept(sizes: Sizes, lean: bool) -> int:
+    """Bytes that stay until the step: of x and g, or of gradients."""
+    return sizes.batch_size * sizes.bytes_each * (sizes.factors if lean else sizes.weights)
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
@@ -107,11 +125,12 @@ def _kept(sizes: Sizes, gram: bool) -> int:
 
 @dataclass
 class Choice:
-    """Of one layer, and why."""
+    """Of one layer, and why. `again`: what is formed is not kept, but formed again."""
 
     sizes: Sizes
     gram: bool
     reason: str
+    again: bool = False
 
     @classmethod
     def by_cost(cls, sizes: Sizes) -> Choice:
@@ -119,11 +138,16 @@ class Choice:
         if gram and work[0] >= work[1]:
             return cls(sizes, gram, f"{sizes.weights} weights for every example of a batch are too many to keep")
         sign = "<" if gram else ">="
-        return cls(sizes, gram, f"T = {sizes.positions}: Gram {work[0]:.3g}M {sign} forming {work[1]:.3g}M per example")
+        why = f"T = {sizes.positions}: Gram {work[0]:.3g}M {sign} forming {work[1]:.3g}M per example"
+        return cls(sizes, gram, why)
+
+    @property
+    def way(self) -> str:
+        return "gram" if self.gram else "formed twice" if self.again else "formed"
 
     @property
     def kept(self) -> int:
-        return _kept(self.sizes, self.gram)
+        return _kept(self.sizes, self.gram or self.again)
 
     @property
     def saving(self) -> int:
@@ -164,6 +188,7 @@ class Choices:
             self._settle(batch_size, self.memory_budget)
 
     def prefers_gram(self, name: str, sizes: Sizes) -> bool:
+        name = f"{name} {sizes.part}" if sizes.part else name
         before = self.by_name.get(name)
         if before is None or not before.is_for(sizes):
             self._settled_for = 0
@@ -173,8 +198,13 @@ class Choices:
             choice = Choice(sizes, _gram_is_lean(sizes), "the lean rule, until all layers have been seen")
         else:
             choice = Choice.by_cost(sizes)
+            choice.again = not choice.gram and forms_again(sizes)
         self.by_name[name] = choice
         return choice.gram
+
+    def forms_again(self, sizes: Sizes) -> bool:
+        """Where gradients are formed. Within a budget they are kept."""
+        return self.memory_budget is None and forms_again(sizes)
 
     def _settle(self, batch_size: int, budget: int) -> None:
         """Every layer on its cheaper rule; then, where that is not lean, by work per byte saved until the sum fits."""
@@ -212,6 +242,10 @@ class Choices:
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
+Repeated = Mapping[str, tuple[str | None, str]]
+"""Modules whose parameters were used more than once in a pass → how that is dealt with, unless by rule, and why."""
+
+
 @dataclass(frozen=True)
 class PlannedModule:
     """One module of the plan. `kept_bytes` of one example stay in memory until the step, where there is a choice."""
@@ -223,14 +257,13 @@ class PlannedModule:
     kept_bytes: int | None = None
 
     @classmethod
-    def of(cls, owner: Owner, choices: Choices, *, repeated: bool, numbers: bool) -> PlannedModule:
+    def of(cls, owner: Owner, choices: Choices, *, numbers: bool) -> PlannedModule:
         name, kind = owner.name, type(owner.module).__name__
-        choice = choices.by_name.get(name)
-        if repeated:
-            return cls(name, kind, "formed", "used more than once: the gradients of all uses are added")
-        if numbers and choice is not None:
-            kept = choice.kept // choice.sizes.batch_size
-            return cls(name, kind, "gram" if choice.gram else "formed", choice.reason, kept)
+        mine = [choice for at, choice in choices.by_name.items() if at == name or at.startswith(f"{name} ")]
+        if numbers and mine:
+            kept = sum(choice.kept // choice.sizes.batch_size for choice in mine)
+            ways = sorted({choice.way for choice in mine})
+            return cls(name, kind, " and ".join(ways), "; ".join(dict.fromkeys(c.reason for c in mine)), kept)
         features = owner.rule.features(owner.module) if "weight" in owner.trainable else None
         if features is None:
             return cls(name, kind, *owner.rule.explain(owner.trainable))
@@ -238,6 +271,12 @@ class PlannedModule:
             return cls(name, kind, "either", "gram or formed, by cost and by what the memory budget leaves")
         limit = gram_limit(features, owner.parameters["weight"].numel())
         return cls(name, kind, "either", f"gram for up to {limit} positions of an example, formed for more")
+
+    def used_again(self, rule: str | None, reason: str) -> PlannedModule:
+        """The same of a module whose parameters are used more than once."""
+        if rule is None:
+            return replace(self, reason=f"{reason}; {self.reason}")
+        return replace(self, rule=rule, reason=reason, kept_bytes=None)
 
 
 @dataclass(frozen=True)
@@ -254,9 +293,9 @@ class Plan:
     loops: str
 
     @classmethod
-    def of(cls, owners: Iterable[Owner], choices: Choices, repeated: Collection[str], *, numbers: bool) -> Plan:
-        """`repeated`: modules whose gradients arrived more than once in a pass."""
-        modules = tuple(PlannedModule.of(o, choices, repeated=o.name in repeated, numbers=numbers) for o in owners)
+    def of(cls, owners: Iterable[Owner], choices: Choices, repeated: Repeated, *, numbers: bool) -> Plan:
+        every = (PlannedModule.of(owner, choices, numbers=numbers) for owner in owners)
+        modules = tuple(m.used_again(*repeated[m.name]) if m.name in repeated else m for m in every)
         kept = sum(m.kept_bytes or 0 for m in modules) if numbers else None
         return cls(modules, choices.memory_budget, kept, compiled.description())
 

@@ -1,7 +1,7 @@
 """How pieces are held, and how norms and sums of rows are formed so that rounding never hides a norm.
 
-    Stored    the per-example gradients themselves, as `Rows`
-    Factored  only the layer's input x and output gradient g
+    Stored    the per-example gradients themselves, as `Rows`, or what they are `FormedAgain` from
+    Factored  only the layer's input x and output gradient g, of each of its uses
 
 B examples, T positions, D numbers of one example's gradient, S sums at once.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+
+Pair = tuple[Tensor, Tensor]
+"""Layer input and output gradient of one use."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,11 @@ class Rows:
 
     def weighted_sums(self, scales: Tensor) -> tuple[Tensor, ...]:
         """Under each row of `scales` [S, B]; all in one pass, which takes as long as reading the gradients."""
-        first, *others = self.blocks  # [b, D] each
-        scale, *rest = self._split(scales.to(first.dtype), 1)  # [S, b] each
-        width = first.shape[1]
-        run = even_run(width, LONG)
-        if run == width:
-            total = scale @ first  # [S, D]
-            for block, scale in zip(others, rest):
-                total.addmm_(scale, block)
-        else:  # in runs, which are shared among threads; a product with so few rows would be left to one
-            runs = (width // run, -1, -1)
-            total = torch.bmm(scale.expand(runs), _cut(first, run))  # [runs, S, run]
-            for block, scale in zip(others, rest):
-                total.baddbmm_(scale.expand(runs), _cut(block, run))
-            total = total.transpose(0, 1).flatten(1)  # [S, D]
-        sums: tuple[Tensor, ...] = self.restore(total).unbind()
-        return sums
+        return self.restore(_block_sums(self.blocks, self._split(scales.to(self.blocks[0].dtype), 1))).unbind()
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return self.blocks
 
     def all(self) -> Tensor:
         return self.restore(torch.cat(self.blocks))
@@ -78,14 +70,64 @@ class Rows:
         return split
 
 
+@dataclass(frozen=True)
+class FormedAgain:
+    """The same rows, of which x and g are kept: each block is formed once to be measured, and once to be added up.
+
+    Both times the numbers are the same, bit for bit. `form` turns x and g of some examples into their block [b, D].
+    """
+
+    pair: Pair
+    slices: Sequence[slice]
+    form: Callable[[Tensor, Tensor], Tensor]
+    squared_norms: Tensor
+    restore: Callable[[Tensor], Tensor]
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return self.pair
+
+    @property
+    def blocks(self) -> Iterator[Tensor]:
+        x, g = self.pair
+        return (self.form(x[block], g[block]) for block in self.slices)
+
+    def weighted_sums(self, scales: Tensor) -> tuple[Tensor, ...]:
+        scales = scales.to(self.pair[0].dtype)
+        return self.restore(_block_sums(self.blocks, [scales[:, block] for block in self.slices])).unbind()
+
+    def all(self) -> Tensor:
+        return self.restore(torch.cat(list(self.blocks)))
+
+    def without(self, dropped: Tensor) -> FormedAgain:
+        x, g = (zero_rows(side, dropped) for side in self.pair)
+        return replace(self, pair=(x, g), squared_norms=zero_rows(self.squared_norms, dropped))
+
+
+def _block_sums(blocks: Iterable[Tensor], scales: Iterable[Tensor]) -> Tensor:
+    """[S, D] from blocks [b, D] and their scales [S, b]."""
+    total: Tensor | None = None
+    for block, scale in zip(blocks, scales):
+        width = block.shape[1]
+        run = even_run(width, LONG)
+        if run == width:
+            total = scale @ block if total is None else total.addmm_(scale, block)
+            continue
+        # In runs, which are shared among threads; a product with so few rows would be left to one.
+        scale, cut = scale.expand((width // run, -1, -1)), _cut(block, run)
+        total = torch.bmm(scale, cut) if total is None else total.baddbmm_(scale, cut)  # [runs, S, run]
+    assert total is not None
+    return total if total.dim() == 2 else total.transpose(0, 1).flatten(1)
+
+
 def _cut(block: Tensor, run: int) -> Tensor:
     """[b, D] → [runs, b, run]."""
     cut: Tensor = block.unflatten(1, (-1, run))
     return cut.transpose(0, 1)
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def chunks(batch_size: int, numbers_per_example: int) -> Iterator[slice]:
@@ -116,9 +158,9 @@ activations leave, and cost a third more memory; in smaller ones the sum is read
 
 @dataclass(frozen=True)
 class Stored:
-    """Per-example gradients, kept. The norm and the sum are taken of the very same numbers."""
+    """Per-example gradients, kept or formed again. The norm and the sum are taken of the very same numbers."""
 
-    rows: dict[str, Rows]
+    rows: Mapping[str, Rows | FormedAgain]
 
     @property
     def squared_norms(self) -> dict[str, Tensor]:
@@ -126,7 +168,7 @@ class Stored:
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        return tuple(block for rows in self.rows.values() for block in rows.blocks)
+        return tuple(tensor for rows in self.rows.values() for tensor in rows.kept)
 
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         sums = [rows.weighted_sums(scales[name]) for name, rows in self.rows.items()]
@@ -141,18 +183,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class Factored:
-    """Layer input and output gradient, kept; the gradients are never formed.
+    """Layer input and output gradient of every use, kept; the gradients are never formed.
 
-    `norms` were computed by a rule that does not form them either; `contract(x, g, scales)` gives the sums of the
-    gradients under each row of `scales` [S, B]; `expand(x, g)` gives the per-example gradients, for the rare parameter
-    that is used twice.
+    `norms` were computed by a rule that does not form them either; `contract(pairs, scales)` gives the sums of the
+    gradients under each row of `scales` [S, B]; `expand(pairs)` gives the per-example gradients, for the rare parameter
+    that is also used in another way.
     """
 
     norms: Tensor
-    x: Tensor
-    g: Tensor
-    contract: Callable[[Tensor, Tensor, Tensor], list[dict[str, Tensor]]]
-    expand: Callable[[Tensor, Tensor], Stored]
+    pairs: tuple[Pair, ...]
+    contract: Callable[[Sequence[Pair], Tensor], list[dict[str, Tensor]]]
+    expand: Callable[[Sequence[Pair]], Stored]
 
     @property
     def squared_norms(self) -> dict[str, Tensor]:
@@ -160,30 +201,33 @@ class Factored:
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        return self.x, self.g
+        return tuple(tensor for pair in self.pairs for tensor in pair)
 
     def weighted_sums(self, scales: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         one_layer = next(iter(scales.values()))  # a plain module's parameters are in one layer
-        return self.contract(self.x, self.g, one_layer.to(self.g.dtype))
+        return self.contract(self.pairs, one_layer.to(self.pairs[0][0].dtype))
 
     def per_example(self) -> dict[str, Tensor]:
-        return self.expand(self.x, self.g).per_example()
+        return self.expand(self.pairs).per_example()
 
     def without(self, dropped: Tensor) -> Factored:
-        x, g = zero_rows(self.x, dropped), zero_rows(self.g, dropped)
-        return Factored(self.norms, x, g, self.contract, self.expand)
+        pairs = tuple((zero_rows(x, dropped), zero_rows(g, dropped)) for x, g in self.pairs)
+        return Factored(self.norms, pairs, self.contract, self.expand)
 
 
-def natively(
-    summed: Callable[[Tensor, Tensor], dict[str, Tensor]],
-) -> Callable[[Tensor, Tensor, Tensor], list[dict[str, Tensor]]]:
-    """From the gradient of a batch, summed, to sums under scales: the output gradient is scaled."""
+def added(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of equal names, added; into those of the first."""
+    first, *others = parts
+    total = dict(first)
+    for part in others:
+        for name, value in part.items():
+            total[name] = total[name].add_(value) if name in total else value
+    return total
 
-    def contract(x: Tensor, g: Tensor, scales: Tensor) -> list[dict[str, Tensor]]:
-        columns = scales.view(*scales.shape, *[1] * (g.dim() - 1))
-        return [summed(x, g * column) for column in columns.unbind()]
 
-    return contract
+def per_example_scales(scales: Tensor, like: Tensor) -> Tensor:
+    """[B] → [B, 1, …], with as many dimensions."""
+    return scales.view(-1, *[1] * (like.dim() - 1))
 
 
 def squared_row_norms(rows: Tensor) -> Tensor:
@@ -234,30 +278,59 @@ def zero_rows(tensor: Tensor, dropped: Tensor) -> Tensor:
 
 
 def gram_squared_norms(x: Tensor, g: Tensor, gram_x: Tensor, gram_g: Tensor) -> Tensor:
-    """||sum_t g_t x_tᵀ||² = sum_tu (x_t·x_u)(g_t·g_u) for each example, from [B, T, T] Gram matrices; never too low.
+    """||sum_t g_t x_tᵀ||² = sum_tu (x_t·x_u)(g_t·g_u) for each example, from [B, T, T] Gram matrices; never too low."""
+    return joint_squared_norms([((x, g), gram_g.shape[1])], gram_x, gram_g)
+
+
+def joint_squared_norms(uses: Sequence[tuple[Pair, int]], gram_x: Tensor, gram_g: Tensor) -> Tensor:
+    """The same of several uses of one weight, each with its number of positions: these are positions of one example.
 
     The terms can cancel, and the rounding of large ones could then hide a norm, which would break the bound on the
     example's contribution. Adding 8 eps (sum_t |x_t||g_t|)² rounds the norm up: by a few units in the last place unless
     terms cancel. (Errors are not independent where positions repeat, so a sum of squares will not do; with a factor of
-    2 there are cases that fail.)
+    2 there are cases that fail.) Products of more than 2^15 features are off by as many times more as there are more.
 
     Squares of x or g below 1e-22 (float32) may have lost terms to underflow although the product, the gradient, is not
-    small. Such an example cannot be measured; an infinite norm removes it.
+    small. Such an example cannot be measured; an infinite norm removes it. Not so where g is an index, which stands for
+    a vector of zeros and a one: what x alone loses is below the floor of norms.
     """
     products = (gram_x * gram_g).sum(dim=(1, 2)).double().clamp(min=0)  # [B]
-    squares_x, squares_g = (gram.diagonal(dim1=1, dim2=2).double().clamp(min=0) for gram in (gram_x, gram_g))  # [B, T]
-    reach = (squares_x * squares_g).sqrt().sum(1)  # [B]
+    squares = [gram.diagonal(dim1=1, dim2=2).double().clamp(min=0) for gram in (gram_x, gram_g)]  # [B, T]
+    reach = (squares[0] * squares[1]).sqrt().sum(1)  # [B]
     info = torch.finfo(gram_x.dtype)
-    norms = products + 8 * info.eps * reach.square()
-    faint = (squares_x.sum(1) < 1e16 * info.tiny) | (squares_g.sum(1) < 1e16 * info.tiny)
-    if faint.any():
-        norms = torch.where(faint & ~_negligible(x, g), torch.full_like(norms, math.inf), norms)
+    features = max(side[0].numel() // max(1, count) for pair, count in uses for side in pair) if len(products) else 0
+    norms = products + 8 * max(1.0, features / WIDE) * info.eps * reach.square()
+    begin = 0
+    for pair, positions in uses:
+        mine = slice(begin, begin := begin + positions)
+        if not pair[1].is_floating_point():
+            continue
+        faint = (squares[0][:, mine].sum(1) < 1e16 * info.tiny) | (squares[1][:, mine].sum(1) < 1e16 * info.tiny)
+        if not faint.is_cpu or faint.any():  # a device is not waited for
+            norms = torch.where(faint & ~_negligible(*pair), torch.full_like(norms, math.inf), norms)
     return norms
+
+
+WIDE = 2**15
+EXTREME = {torch.float32: 1e25, torch.float64: 1e154}
+
+
+def one_position_norms(squares_x: Tensor, squares_g: Tensor, dtype: torch.dtype, *, bias: bool) -> Tensor:
+    """||g xᵀ||² and, for a bias, ||g||², from squared norms [B], in float64, of inputs and output gradients of a type.
+
+    One side is scaled before they are multiplied. Where a side is so long that it might overflow then, or so short that
+    it might lose bits although the product is not small, the example cannot be summed; an infinite norm removes it.
+    """
+    most, floor = EXTREME[dtype] ** 2, norm_floor(dtype) ** 2
+    norms = squares_x * squares_g
+    long = torch.maximum(squares_x, squares_g) > most
+    short = ((squares_x > 0) & (squares_x < 1 / most)) | ((squares_g > 0) & (squares_g < 1 / most))
+    return torch.where(long | (short & (norms >= floor)), math.inf, norms + squares_g * bias)
 
 
 def _negligible(x: Tensor, g: Tensor) -> Tensor:
     """Examples whose gradient is below the floor under which norms count as zero, whatever was lost."""
-    largest = [t.flatten(1).double().abs().amax(1) * math.sqrt(t[0].numel()) for t in (x, g)]
+    largest = [t.flatten(1).abs().amax(1).double() * math.sqrt(t[0].numel()) for t in (x, g)]
     return largest[0] * largest[1] < norm_floor(x.dtype)
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients.leading import ROWS, Shape
+from lmdp.gradients.hosts import unfollowed
+from lmdp.gradients.leading import ROWS, SHARED, Shape
 
 BROADCASTING = frozenset(
     {
@@ -46,13 +47,19 @@ class Base:
     """What a module gave out, the same for every example. All that is computed from it starts at the leaf `value`.
 
     report  number of examples → the copies [B, *shape], made to report their gradients
-    ask     operation and shape → whether its rows are the examples
+    ask     operation, shape, and what it is taken for until that is established → whether its rows are the examples
+    later   why its gradients cannot be told → whether that is refused at the end of the forward pass; otherwise now
     """
 
     def __init__(
-        self, module: str, value: Tensor, report: Callable[[int], Tensor], ask: Callable[[str, Shape, bool], str]
+        self,
+        module: str,
+        value: Tensor,
+        report: Callable[[int], Tensor],
+        ask: Callable[[str, Shape, str], str],
+        later: Callable[[str], bool],
     ) -> None:
-        self.module, self.report, self.ask = module, report, ask
+        self.module, self.report, self.ask, self.later = module, report, ask, later
         self.value = value.detach().requires_grad_(True)
         self.value.register_post_accumulate_grad_hook(self._refuse_unseen)
         self._copies: dict[int, Tensor] = {}
@@ -70,13 +77,7 @@ class Base:
         self.refuse("reaches the loss without meeting the examples, or in a way that cannot be followed")
 
     def refuse(self, what: str) -> NoReturn:
-        parent = self.module.rpartition(".")[0]
-        raise RuntimeError(
-            f"the output of module '{self.module}' is the same for every example, and {what}: whose gradient is whose "
-            "cannot be told. Compute it for every example (look positions up with index.expand(batch, -1), keep the "
-            f"batch first), or pass generic=['{parent}'] to make_private so that the enclosing module is taken as a "
-            "whole."
-        )
+        raise RuntimeError(unfollowed(self.module, what, {}))
 
 
 class Shared(Tensor):
@@ -159,13 +160,23 @@ def _meet(func: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], b
     joined_rows = name in JOINING and _joined_dim(args, kwargs) in (0, -dims)
     aligned = name in BROADCASTING | EXPANDING | JOINING or (name in PRODUCTS and dims > 2)
     if not aligned or joined_rows or not rows or any(t.dim() != dims or t.shape[:1] != rows for t in batches):
-        base.refuse(f"meets the examples in '{name}', of which it is not established what it does with them")
+        what = f"meets the examples in '{name}', of which it is not established what it does with them"
+        return _unfollowed(base, what, func, args, kwargs)
     size = rows[0]
-    if base.ask(f"{name} on {base.module}", tuple(batches[0].shape), False) != ROWS:
-        base.refuse(f"meets a tensor whose first dimension is not the example, in '{name}'")
+    if base.ask(f"{name} on {base.module}", tuple(batches[0].shape), ROWS) != ROWS:
+        what = f"meets a tensor whose first dimension is not the example, in '{name}'"
+        return _unfollowed(base, what, func, args, kwargs)
     if name == "expand_as":
         return _rows(shared[0], dims, size).expand(batches[0].shape)
     return _with_rows(func, args, kwargs, dims, size)
+
+
+def _unfollowed(base: Base, what: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """Refused: at the end of the forward pass if possible, because what to do is told from all of it."""
+    if not base.later(what):
+        base.refuse(what)
+    args, kwargs = pytree.tree_map(plain_value, (args, kwargs))
+    return func(*args, **kwargs)
 
 
 def _spread_out(func: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor], result: Any) -> Tensor | None:
@@ -175,7 +186,7 @@ def _spread_out(func: Any, name: str, args: Any, kwargs: Any, tensors: list[Tens
     """
     shared = [t for t in tensors if isinstance(t, Shared)]
     base = shared[0].bases[0]
-    kind = base.ask(f"{name} on {base.module}", tuple(result.shape), True)
+    kind = base.ask(f"{name} on {base.module}", tuple(result.shape), SHARED)
     dims = result.dim()
     if kind != ROWS or any(t.dim() == dims and len(t) != 1 for t in shared):
         return None

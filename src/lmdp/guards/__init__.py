@@ -22,8 +22,7 @@ watch         all guards of one run, in the order in which a step meets them
 from lmdp.guards.content import fingerprints, unnoised
 from lmdp.guards.handed import Read, refuse_repeated, shapes
 from lmdp.guards.independence import Independence
-from lmdp.guards.modules import check_model, check_optimizer, make_compatible
-from lmdp.guards.replay import remember_randomness, same_randomness
+from lmdp.guards.modules import check_model, check_optimizer, check_setup, make_compatible, refuse_scaler
 from lmdp.guards.verdicts import ASSUMPTIONS, HOLDS, NOT_ESTABLISHED, VIOLATED, Judgement, Verdict, unjudged
 from lmdp.guards.watch import Watch
 
@@ -39,11 +38,11 @@ __all__ = [
     "Watch",
     "check_model",
     "check_optimizer",
+    "check_setup",
     "fingerprints",
     "make_compatible",
     "refuse_repeated",
-    "remember_randomness",
-    "same_randomness",
+    "refuse_scaler",
     "shapes",
     "unjudged",
     "unnoised",

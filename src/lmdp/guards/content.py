@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmdp.gradients.fetching import Fetching, Flag
 from lmdp.guards.verdicts import HOLDS, Judgement, Verdict
 
-COLUMNS = 61
+COLUMNS = 1021
 SMALL = 2**13
 """Numbers of tensors that are compared one by one."""
 
@@ -65,7 +66,7 @@ def _digest(value: Any) -> str:
     if not value.numel() or value.is_meta:
         return ""
     raw = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(raw.numpy().data, digest_size=16).hexdigest()
 
 
 class Glance:
@@ -76,25 +77,29 @@ class Glance:
         small = [t for t in present if t.numel() <= SMALL]
         kinds = dict.fromkeys((t.dtype, t.device) for t in small)
         self._bits = [torch.cat([t.reshape(-1) for t in small if (t.dtype, t.device) == kind]) for kind in kinds]
-        self._sums = [sum_of_bits(t) for t in present if t.numel() > SMALL]
+        sums = [sum_of_bits(t) for t in present if t.numel() > SMALL]
+        self._sums = [torch.cat([t for t in sums if t.device == at]) for at in dict.fromkeys(t.device for t in sums)]
 
-    def differs(self, other: Glance) -> bool:
-        same = len(self._bits) == len(other._bits) and all(map(_same_bits, self._bits, other._bits))
-        return self._sums != other._sums or not same
+    def differs(self, other: Glance) -> list[Flag]:
+        """Whether one of these is set. On a device nobody waits for the answer."""
+        mine, theirs = ([*glance._bits, *glance._sums] for glance in (self, other))
+        if [(t.shape, t.device) for t in mine] != [(t.shape, t.device) for t in theirs]:
+            return [True]
+        return [_other_bits(a, b) for a, b in zip(mine, theirs)]
 
 
-def sum_of_bits(tensor: Tensor) -> int:
-    """Of a tensor's numbers, however they were written."""
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """Of a tensor's numbers, however they were written: int64 [n]."""
     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     flat = tensor.as_strided((tensor.numel(),), (1,)) if _is_dense(tensor) else tensor.reshape(-1)
     per_word = 8 // flat.element_size()
     words = flat[: flat.numel() // per_word * per_word]
     words = words.clone() if words.storage_offset() % per_word else words
-    rest = flat[len(words) :].clone().view(torch.uint8).tolist()
+    rest = flat[len(words) :].clone().view(torch.uint8)
     words = words.view(torch.int64)
     whole = len(words) // COLUMNS * COLUMNS
     columns = words[:whole].view(-1, COLUMNS).sum(dim=0)  # so that another order of the numbers is seen
-    return hash((*columns.tolist(), int(words[whole:].sum()), bytes(rest)))
+    return torch.cat([columns, words[whole:].sum()[None], rest.to(torch.int64)])
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -108,15 +113,18 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+def _other_bits(a: Tensor, b: Tensor) -> Flag:
+    a, b = a.view(torch.uint8), b.view(torch.uint8)
+    return not torch.equal(a, b) if a.is_cpu else (a != b).any()
 
 
 class Content:
     """Compares, and says what it sees to the judgement. `begin` once, then `check` and `settle` around every step."""
 
-    def __init__(self, model: nn.Module, noised: Mapping[str, nn.Parameter], judgement: Judgement) -> None:
-        self._model, self._noised, self._judgement = model, noised, judgement
+    def __init__(
+        self, model: nn.Module, noised: Mapping[str, nn.Parameter], judgement: Judgement, fetching: Fetching
+    ) -> None:
+        self._model, self._noised, self._judgement, self._fetching = model, noised, judgement, fetching
         ours = {id(p) for p in noised.values()}
         places = [(m._parameters, name) for m in model.modules() for name in m._parameters]
         self._places = [(held, name, held[name]) for held, name in places if id(held[name]) in ours]
@@ -180,10 +188,10 @@ class Content:
     def verdict(self) -> Verdict:
         if self._left is not None and self._left != fingerprints(self._noised.items()):
             self._judgement.violated("content", "the parameters were changed after detach(), outside of this account")
-        if self._left is not None:
-            self._name_changes(unnoised(self._model, self._noised))
-        elif self._glances is not None:
+        if self._left is None and self._glances is not None:
             self._compare(self._glances, "after the last step")
+        self._fetching.read()
+        self._name_changes(unnoised(self._model, self._noised))  # by digests: sums of bits may agree by design
         extra = extra_state(self._model)
         self._name_changes(extra)
         if self._unnoised is not None and (added := [name for name in extra if name not in self._unnoised]):
@@ -208,23 +216,28 @@ class Content:
         self._compare_rest(before[1])
 
     def _compare_parameters(self, before: Glance, when: str) -> None:
-        if Glance(self._noised.values()).differs(before):
-            self._judgement.doubted(
-                "content",
-                f"trained parameters were changed {when} by something else than the optimizer, and nobody knows from "
-                "what. What may be done to them without private data, do in optimizer.register_step_post_hook",
-            )
+        changed = (
+            f"trained parameters were changed {when} by something else than the optimizer, and nobody knows from "
+            "what. What may be done to them without private data, do in optimizer.register_step_post_hook"
+        )
+        differs = Glance(self._noised.values()).differs(before)
+        self._fetching.when(differs, lambda: self._judgement.doubted("content", changed))
 
     def _compare_rest(self, before: Glance) -> None:
-        if self._glance_at_rest().differs(before):
-            self._name_changes(unnoised(self._model, self._noised))
+        def name() -> None:
+            if not self._name_changes(unnoised(self._model, self._noised)):  # changed back before anybody could look
+                self._judgement.violated("content", "what carries no noise was changed during training")
 
-    def _name_changes(self, now: Mapping[str, str]) -> None:
+        self._fetching.when(self._glance_at_rest().differs(before), name)
+
+    def _name_changes(self, now: Mapping[str, str]) -> bool:
         before = self._unnoised or {}
-        if changed := [name for name in now if name in before and now[name] != before[name]]:
+        changed = [name for name in now if name in before and now[name] != before[name]]
+        if changed:
             self._judgement.violated(
                 "content", f"{changed} changed during training; they are saved with the model and carry no noise"
             )
+        return bool(changed)
 
 
 def _names(model: nn.Module) -> dict[str, int]:

@@ -76,6 +76,11 @@ class DeliveryLog:
         """Whether no step has used what was delivered last."""
         return self._current is not None
 
+    @property
+    def completes(self) -> bool:
+        """Whether what was delivered last completes a batch: a step is made once it is used."""
+        return self._current is not None and self._current.last
+
     def between_passes(self, number: int) -> None:
         """A pass has ended, or begins, with the draw of this number."""
         self._current, self._next = None, number

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lmdp.guards.content import sum_of_bits
 
@@ -54,12 +56,15 @@ class Handed:
 
     def __init__(self, batch: Any) -> None:
         self.tensors = [tensor for tensor in tensors_of(batch) if tensor.numel()]
-        self._at = {t.untyped_storage().data_ptr(): (t, sum_of_bits(t)) for t in self.tensors}
+        near = [tensor for tensor in self.tensors if tensor.is_cpu]  # to compare others would hold up their device
+        self._at = {t.untyped_storage().data_ptr(): (t, sum_of_bits(t)) for t in near}
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Whether this is one of them, or a view whose rows are its rows, and nobody has changed it."""
-        whole, bits = self._at.get(tensor.untyped_storage().data_ptr(), (None, 0))
-        if whole is None or sum_of_bits(whole) != bits:
+        if not tensor.is_cpu or tensor.untyped_storage().data_ptr() not in self._at:
+            return False
+        whole, bits = self._at[tensor.untyped_storage().data_ptr()]
+        if not torch.equal(sum_of_bits(whole), bits):
             return False
         same_numbers = tensor.numel() == whole.numel() and tensor.is_contiguous() and whole.is_contiguous()
         if same_numbers and tensor.data_ptr() == whole.data_ptr():
@@ -94,19 +99,70 @@ class Read:
 
 def refuse_repeated(dataset: Any) -> None:
     """Raise where one example is in a dataset more than once: it would be drawn, and count, as often."""
+    rows = _examples(dataset, {})
+    again = max(len(numbers) - len(np.unique(numbers)) for numbers in rows)
+    if again:
+        raise ValueError(
+            f"the dataset holds {again} of its {len(rows[0])} examples again (a Subset that names one more than once, "
+            "a ConcatDataset of parts that overlap; select, interleave_datasets or concatenate_datasets of what was in "
+            "it): removing an example would remove several. Take each once; train for more epochs instead."
+        )
+
+
+Starts = dict[Any, int]
+"""What is read → the number of its first row."""
+
+
+def _examples(dataset: Any, starts: Starts) -> list[NDArray[np.int64]]:
+    """Numbers for each example, the same where the same is read: by its place in a dataset, or in memory.
+
+    More than one number where it has parts that are kept apart; an example is there again if one of them is.
+    """
     if isinstance(dataset, Subset):
-        indices = list(dataset.indices)
-        if len(set(indices)) < len(indices):
-            raise ValueError(
-                "the dataset is a Subset that names an example more than once: removing it would remove several. Name "
-                "each index once."
-            )
-        refuse_repeated(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        if len({id(part) for part in dataset.datasets}) < len(dataset.datasets):
-            raise ValueError(
-                "the dataset is a ConcatDataset that holds a dataset more than once: removing an example would remove "
-                "several. Train for more epochs instead."
-            )
-        for part in dataset.datasets:
-            refuse_repeated(part)
+        whole = _examples(dataset.dataset, starts)
+        try:
+            at = np.array([int(i) for i in dataset.indices], np.int64)  # of tensors, no two are equal in a set
+            return [numbers[at] for numbers in whole]
+        except (TypeError, ValueError, IndexError):  # of a dataset that is not indexed by numbers
+            pass
+    elif isinstance(dataset, ConcatDataset):
+        parts = [_examples(part, starts)[0] for part in dataset.datasets]
+        return [np.concatenate(parts)]
+    elif type(dataset) is TensorDataset and all(tensor.layout == torch.strided for tensor in dataset.tensors):
+        return [_places_in_memory(dataset.tensors)]
+    elif type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "data"):  # of Hugging Face
+        return _rows_in_memory(dataset, starts) or [np.arange(len(dataset), dtype=np.int64)]
+    return [_start(id(dataset), starts) + np.arange(len(dataset), dtype=np.int64)]
+
+
+def _start(of: Any, starts: Starts) -> int:
+    return starts.setdefault(of, len(starts) << 40)
+
+
+def _places_in_memory(tensors: Sequence[Tensor]) -> NDArray[np.int64]:
+    """A number for each row that follows from where it is in all of them: a constant may be one place for all rows."""
+    numbers = np.zeros(len(tensors[0]), np.uint64)
+    for tensor in tensors:
+        step = tensor.stride(0) * tensor.element_size()
+        places = np.arange(len(tensor), dtype=np.uint64) * np.uint64(step) + np.uint64(tensor.data_ptr())
+        numbers = numbers * np.uint64(_ODD) + places
+    return numbers.astype(np.int64)
+
+
+_ODD = 0x9E3779B97F4A7C15
+"""Multiplied with it, places in several tensors make one number, and no two make the same by accident."""
+
+
+def _rows_in_memory(dataset: Any, starts: Starts) -> list[NDArray[np.int64]]:
+    """A number for each row of a table of Hugging Face, of every column: the same where the same memory is read."""
+    chosen = getattr(dataset, "_indices", None)
+    columns = []
+    for column in dataset.data.columns if dataset.data.num_columns else ():
+        parts = [np.empty(0, np.int64)]
+        for chunk in column.chunks:
+            where = tuple(buffer.address for buffer in chunk.buffers() if buffer is not None)
+            start = _start(where or object(), starts)  # what is missing everywhere has no memory
+            parts.append(start + chunk.offset + np.arange(len(chunk), dtype=np.int64))
+        rows = np.concatenate(parts)
+        columns.append(rows if chosen is None else rows[chosen.column(0).to_numpy()])
+    return columns

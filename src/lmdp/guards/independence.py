@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients import Capture, PerExampleGradients
+from lmdp.gradients import Capture, PerExampleGradients, randomness
 from lmdp.gradients.attach import REGISTRY
 from lmdp.gradients.capture import leading_dimension
 from lmdp.guards.company import ENOUGH, Company, Part
@@ -43,14 +43,15 @@ from lmdp.guards.loss import (
     refuse_other_reduction,
     refuse_uneven_means,
     rows_meet,
+    same,
 )
 from lmdp.guards.loss_scale import LossScale, walk
 from lmdp.guards.proof import Reading, shape_of
 from lmdp.guards.replay import RootCall, Sketch, run_again, tolerance_of
-from lmdp.guards.still import Still, draws
+from lmdp.guards.still import Still
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 from lmdp.guards.ways import MOST, TRIES, Way, Ways, next_to_look_at
-from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, OPEN, SEEDED, TAKEN
+from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, IN_LOSS, IN_MODEL, OPEN, SEEDED, TAKEN
 
 MOST_CALLS = 8
 COMPANIES = 2
@@ -103,7 +104,7 @@ class Independence:
         self._handed, self._rows = Handed(batch), rows
         self._void, self._hooks, self._seeds = delivery.empty, REGISTRY.tensor_hooks, REGISTRY.seeds
         self.still = delivery.still
-        self._drawn = draws() if delivery.still else lambda: False
+        self._drawn = randomness.draws() if delivery.still else lambda: False
         self._made.clear()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
@@ -117,7 +118,7 @@ class Independence:
             raise RuntimeError(f"{COLLATED} {REMEDY}")
 
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any:
-        """Remember the call; give the same outputs back, as copies, so that the loss can be told from the model."""
+        """Remember the call; give the same outputs back, as others, so that the loss can be told from the model."""
         size = leading_dimension((args, kwargs))
         if self._looking or self._void:
             return output
@@ -128,36 +129,47 @@ class Independence:
         outputs = {}
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad:
-                leaves[i] = leaf.clone() if self._steps < OFTEN or not leaf.dim() else leaf
+                leaves[i] = same(leaf) if self._steps < OFTEN or not leaf.dim() else leaf
                 if leaf.shape[:1] == (size,) and size not in leaf.shape[1:]:
                     self._by_rows.add((i, leaf.dim()))  # of a batch as large as another dimension it is not sure
                 counts = leaf.shape[:1] == (size,) and (i, leaf.dim()) in self._by_rows
                 outputs[i] = Output(leaves[i], leaves[i].grad_fn, counts)
-        cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        self._made.append(Called(RootCall(args, kwargs, size, cast), outputs))
+        kind = "cpu" if self.capture is None else self.capture.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self._made.append(
+            Called(RootCall(args, kwargs, size, cast, 0 if self.capture is None else self.capture.held), outputs)
+        )
         del self._made[:-MOST_CALLS]
         return pytree.tree_unflatten(leaves, spec)
 
-    def before_backward(self, loss: Tensor) -> None:
+    def before_backward(self, loss: Tensor) -> float | None:
+        """A mean is multiplied by the number of examples on its way back: 1/B is not the same for B and B − 1 examples,
+        and where 16 bits round it, all examples would move together."""
         if self._looking or self._void or self._no_rows or self.capture is None or self.capture.watcher is not self:
-            return  # a look, no examples, or a pass on public data
+            return None  # a look, no examples, or a pass on public data
         outputs = {output.node for called in self._made for output in called.outputs.values()}
         ends = self._ends(loss, outputs)
         if not ends:
-            return  # a loss of another model
+            return None  # a loss of another model
         self._looking = True
         try:
             self._judge(loss, ends)
         except RuntimeError as error:
-            self._judgement.violated("model" if "the model lets" in str(error) else "loss", _refused(error))
+            self._refused(error)
             raise
         finally:
             self._looking = False
+        counts = self._mean_loss and loss.element_size() > 2
+        return float(max((called.call.size for called in self._made), default=1)) if counts else 1.0
+
+    def sent(self, times: float) -> None:
+        assert self.capture is not None
+        self.capture.sent(times)
 
     def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
         """One part of a look has these gradients."""
         assert self.capture is not None
-        factor = float(gradients.batch_size) if self._mean_loss else 1.0
+        factor = gradients.factor(mean_loss=self._mean_loss)
         call = self._made[-1].call if self._made else None
         inputs = [leaf.detach() for leaf in (call.inputs() if call is not None else [])]
         handed = [t for t in (self._handed.tensors if self._handed else ()) if t.dim() and len(t) == part.size]
@@ -246,6 +258,10 @@ class Independence:
             "sampling": Verdict(HOLDS, company),
         }
 
+    def _refused(self, error: RuntimeError) -> None:
+        why = f"refused: {str(error).partition('.')[0]}"
+        self._judgement.violated("model" if "the model lets" in str(error) else "loss", why)
+
     # -- how it judges -----------------------------------------------------------------------------------------------
 
     def _ends(self, loss: Tensor, outputs: set[Any]) -> dict[Any, str]:
@@ -273,7 +289,7 @@ class Independence:
         every = [output for called in self._made for output in called.outputs.values() if output.node in at]
         # A loss that the model gives out is followed into the model, to the modules that it was computed from.
         ends = self._ends(loss, {output.node for output in every if output.tensor.dim()})
-        refuse_uneven_means(loss, set(ends))
+        refuse_uneven_means(loss, set(ends), self.capture.fetching, self._refused)
         if all(called.call.size > 1 for called in self._made):
             refuse_functions_of_totals(loss, set(ends))
         refuse_other_reduction(loss, self._mean_loss)
@@ -357,10 +373,7 @@ class Independence:
     def _judge_gradients(self, loss: Tensor, rows: list[Output], way: Way) -> None:
         verdict = rows_meet(loss, rows)
         if verdict:
-            raise RuntimeError(
-                "the loss lets the examples of a batch meet: the gradient at one example's output depends on another "
-                f"example's output (a contrastive loss, a statistic of the batch). {REMEDY}"
-            )
+            raise RuntimeError(f"{IN_LOSS} {REMEDY}")
         way.by_terms = way.by_terms or verdict is False
         way.tries = 0 if verdict is False else way.tries - 1
 
@@ -378,18 +391,10 @@ class Independence:
             sized.append(answer.sized)
         way.sized = way.sized or all(sized)
         if True in verdicts:
-            raise RuntimeError(
-                "the model lets the examples of a batch meet: run again with other examples beside half of the batch, "
-                "it gave that half other gradients (a statistic of the batch, attention or normalisation across it, "
-                f"rows that are sorted, a loss of its own that compares or averages over examples). {REMEDY}"
-            )
+            raise RuntimeError(f"{IN_MODEL} {REMEDY}")
         if None in verdicts:
             shapes = [(one.outputs[i].tensor.shape, one.call.size) for one, places in reached for i in places]
             # Where an output has two dimensions as long as the batch, a batch of another size will tell.
             way.tries -= not any(list(shape).count(size) > 1 for shape, size in shapes)
         else:
             way.needed = way.tries = 0
-
-
-def _refused(error: RuntimeError) -> str:
-    return f"refused: {str(error).partition('.')[0]}"

@@ -14,7 +14,7 @@ nobody meets that is so only where it follows the number of calls.)
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lmdp.gradients import randomness
 from lmdp.guards.delivery import Delivery, DeliveryLog
 from lmdp.guards.handed import shapes, tensors_of
-from lmdp.guards.replay import remember_randomness, same_randomness
-from lmdp.guards.still import Still, draws
+from lmdp.guards.still import Still
 
 PARTS = 4
 FIRST, EVERY = (1, 2, 16, 64), 1024
@@ -45,6 +45,14 @@ def steps_until_look(steps: int) -> int:
 def is_due(steps: int) -> bool:
     """Whether a look is due after so many steps."""
     return steps in FIRST or (steps > 0 and steps % EVERY == 0)
+
+
+def steps_left(iterations: int, options: Mapping[str, Any]) -> int:
+    """Of so many batches, under these options of `make_private`: looks may be beside them, or not be made."""
+    beside = ("looks_besides", "max_physical_batch_size")
+    without = ("check_mixing", "poisson_sampling")
+    takes = not any(options.get(name) for name in beside) and all(options.get(name, True) for name in without)
+    return steps_among(iterations) if takes else iterations
 
 
 def steps_among(iterations: int) -> int:
@@ -214,7 +222,7 @@ class Looks:
         self._wishing, self._log, self._size, self._most, self._batch_of = wishing, log, dataset_size, most, batch_of
         self._parts: list[tuple[Any, Delivery]] = []
         self._chosen: Chosen | None = None
-        self._repeat = remember_randomness()
+        self._repeat = randomness.remember()
 
     @property
     def steps_until_due(self) -> int:
@@ -243,7 +251,7 @@ class Looks:
                 self._begin()
             for batch, delivery in self._parts[self._log.looks_used :]:
                 if delivery.company == 1:
-                    self._repeat = remember_randomness()
+                    self._repeat = randomness.remember()
                 else:
                     self._repeat()  # every part sees the same dropout and augmentation
                 yield batch, delivery
@@ -260,8 +268,8 @@ class Looks:
         seed, batch_of = secrets.randbelow(2**31), self._batch_of()
 
         def alike(at: Tensor, still: bool) -> tuple[Any, bool]:
-            with same_randomness(seed):  # what collating draws, it draws for each part
-                drawn = draws()
+            with randomness.same(seed):  # what collating draws, it draws for each part
+                drawn = randomness.draws()
                 with Still() if still else nullcontext():
                     batch = batch_of(at)
                 return batch, drawn()

@@ -6,7 +6,7 @@ gradients  the gradient at one example's output must not depend on another's out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lmdp.gradients.attach import look
+from lmdp.gradients.fetching import Fetching
 from lmdp.guards.loss_scale import NOT_LINEAR, is_of_many, kind, walk
 
 NO_INDEX = (-100, 2**64 - 100)
@@ -25,6 +26,9 @@ REMEDY = (
 )
 
 
+Refused = Callable[[RuntimeError], None]
+
+
 @dataclass(frozen=True)
 class Output:
     """An output of the model, and its node in the graph. `rows`: whether its first dimension counts the examples."""
@@ -32,6 +36,25 @@ class Output:
     tensor: Tensor
     node: Any
     rows: bool
+
+
+class Alias(torch.autograd.Function):
+    """Has the name of torch's own alias, which is one kind of node for all who read graphs, and is no view: a loss may
+    change an output in place, and its node stays."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+def same(tensor: Tensor) -> Tensor:
+    """The same numbers in the same memory, with a node of their own: outputs over a vocabulary are not copied."""
+    alias: Tensor = Alias.apply(tensor)  # type: ignore[no-untyped-call]
+    return alias
 
 
 def rows_meet(loss: Tensor, rows: Sequence[Output]) -> bool | None:
@@ -77,20 +100,34 @@ def _largest(values: Tensor) -> float:
     return float(torch.where(torch.isfinite(values), values.abs(), torch.zeros_like(values)).max().nan_to_num())
 
 
-def refuse_uneven_means(loss: Tensor, outputs: set[Any]) -> None:
-    """Cross entropy that divides by the class weights of the batch, or by how many of its labels count."""
+def refuse_uneven_means(loss: Tensor, outputs: set[Any], fetching: Fetching, refused: Refused) -> None:
+    """Cross entropy that divides by the class weights of the batch, or by how many of its labels count.
+
+    On a device labels are counted when the step is made; what is then refused is said to `refused` first.
+    """
     for node in walk(loss.grad_fn, outputs.__contains__):
         if not node.name().startswith("NllLoss") or getattr(node, "_saved_reduction", 0) != 1:
             continue
+        if not is_of_many(node, outputs):
+            continue
         weighted = node._saved_weight is not None
-        ignoring = node._saved_ignore_index not in NO_INDEX
-        left_out = not weighted and float(node._saved_total_weight) != node._saved_target.numel()
-        if (weighted or ignoring or left_out) and is_of_many(node, outputs):
-            how = "class weights" if weighted else "ignore_index"
-            raise RuntimeError(
-                f"the loss is a mean with {how}: it divides by a number that the labels of all examples decide. Use "
-                f"reduction='sum', and loss_reduction='sum' in make_private. {REMEDY}"
-            )
+        if weighted or node._saved_ignore_index not in NO_INDEX:
+            raise _uneven("class weights" if weighted else "ignore_index")
+        left_out = node._saved_total_weight != node._saved_target.numel()
+
+        def refuse() -> None:
+            error = _uneven("ignore_index")
+            refused(error)
+            raise error
+
+        fetching.when([left_out], refuse)
+
+
+def _uneven(how: str) -> RuntimeError:
+    return RuntimeError(
+        f"the loss is a mean with {how}: it divides by a number that the labels of all examples decide. Use "
+        f"reduction='sum', and loss_reduction='sum' in make_private. {REMEDY}"
+    )
 
 
 def refuse_functions_of_totals(loss: Tensor, outputs: set[Any]) -> None:

@@ -237,8 +237,17 @@ def _factor_of(node: Any, slot: int, multipliers: bool) -> float:
 
 def _mean_of(node: Any) -> float:
     """One over what a loss of torch's own divides by."""
+    labels = counted_labels(node)
+    return _over(node._saved_self.numel() if labels is None else labels)
+
+
+def counted_labels(node: Any) -> float | None:
+    """What cross entropy divides by, where it says so. On a device nobody waits for the number: it passes for the
+    number of labels, and whether it is that is looked at before anything of the step is released."""
     counted = getattr(node, "_saved_total_weight", None)
-    return _over(node._saved_self.numel() if counted is None else float(counted))
+    if counted is None:
+        return None
+    return float(counted) if counted.is_cpu or node._saved_weight is not None else float(node._saved_target.numel())
 
 
 def _number(value: Any) -> float:

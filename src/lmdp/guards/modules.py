@@ -14,7 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from lmdp.gradients.attach import is_attached
+from lmdp.gradients.plan import RULES, rule_for
+from lmdp.gradients.randomness import undrawn
+
 MOST_GROUPS = 32
+WITHOUT_DOUBLE = frozenset({"mps"})
+"""Kinds of devices that cannot compute in float64."""
+
 AFTER_NORM = ("drop", "act")
 """Children of a norm layer that it runs after the norm, in this order: timm's convention."""
 
@@ -23,6 +30,19 @@ POSITIONS = ((5, 3), (5, 3, 2), (5,), ())
 """Shapes of the positions on which a layer may be tried: images, volumes, sequences, none."""
 
 BY_HAND = "Replace it by hand, by a norm over one example (nn.GroupNorm, nn.LayerNorm), with what it does besides."
+
+
+def refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
+    """A scaler lets a fused optimizer know of itself by attributes that it takes back after the step."""
+    if "found_inf" in vars(optimizer):
+        for name in ("found_inf", "grad_scale"):
+            vars(optimizer).pop(name, None)
+        raise RuntimeError(
+            "optimizer.step() was called by a GradScaler, which leaves a step out, and changes its scale, whenever the "
+            "gradient of an example overflows: what it does tells of the data, and no noise covers it. Use "
+            "torch.autocast with bfloat16, which needs no scaler, and call loss.backward() and optimizer.step() "
+            "(or construct GradScaler(enabled=False))."
+        )
 
 
 def make_compatible(model: nn.Module) -> nn.Module:
@@ -49,6 +69,20 @@ def make_compatible(model: nn.Module) -> nn.Module:
     return swapped.get(model, model)
 
 
+def check_setup(
+    module: nn.Module, optimizer: torch.optim.Optimizer, reduction: str, *, poisson: bool, parts_of: int | None
+) -> None:
+    """Refuse what cannot be attached to, before anything is done. `parts_of`: most examples of a part of a batch."""
+    if is_attached(module):
+        raise RuntimeError("this model is already attached to a PrivacyEngine. Call detach() on that engine first.")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction is {reduction!r}; it must be 'mean' or 'sum'")
+    if parts_of is not None and not poisson:
+        raise ValueError("max_physical_batch_size splits Poisson batches; it needs poisson_sampling=True")
+    check_model(module)
+    check_optimizer(module, optimizer)
+
+
 def check_model(model: nn.Module) -> None:
     """Raise, naming every module that cannot be trained privately and what to do about it."""
     if hasattr(model, "_orig_mod"):
@@ -59,6 +93,11 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"parameter '{name}' has no shape yet. Run the model on one dummy batch first.")
+        if parameter.device.type in WITHOUT_DOUBLE:
+            raise ValueError(
+                f"parameter '{name}' is on {parameter.device.type}, which has no float64: norms would not bound what "
+                "an example contributes, nor would noise be exact. Train on another device, such as model.to('cpu')."
+            )
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"parameter '{name}' is {parameter.dtype}; private training needs float32 or float64.")
     if not any(p.requires_grad for p in model.parameters()):
@@ -99,7 +138,8 @@ def _complaints(module: nn.Module) -> Iterator[str]:
         yield f"{kind} normalises by statistics of the batch, and stores them. {BY_HAND}"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         yield f"{kind} stores running statistics of private data. Use lmdp.make_compatible(model)."
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and not module.batch_first:
+    batch_second = isinstance(module, nn.MultiheadAttention | nn.RNNBase) and not module.batch_first
+    if batch_second and rule_for(module) is RULES["generic"]:
         yield f"{kind} takes the batch second. Construct it with batch_first=True."
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         yield f"{kind} with max_norm changes its weights while it reads private data. Construct it without max_norm."
@@ -174,7 +214,7 @@ def _same_forward(module: _BatchNorm, shape: tuple[int, ...], training: bool) ->
     plain = copy.deepcopy(mine)
     assert isinstance(plain, _BatchNorm)
     x = _made_up(module.num_features, shape, next(mine.parameters(), None))
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), undrawn():
         torch.manual_seed(0)
         output = mine(x.clone())
         torch.manual_seed(0)
@@ -207,7 +247,7 @@ def _gathers_statistics(module: nn.Module) -> bool:
     for shape in POSITIONS if running else ():
         try:
             tried = copy.deepcopy(module).train()
-            with torch.no_grad(), torch.random.fork_rng():
+            with torch.no_grad(), undrawn():
                 tried(_made_up(max(map(len, running.values())), shape, next(iter(running.values()))))
         except Exception:  # as above
             continue

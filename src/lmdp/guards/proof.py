@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lmdp.guards.loss_scale import kind, walk
+from lmdp.guards.loss_scale import counted_labels, kind, walk
 
 HEAD = frozenset({"Add", "Sub", "Neg", "Sum", "Mean", "ToCopy", "Clone", "Alias"})
 SCALED = frozenset({"Mul", "Div"})
@@ -71,8 +71,8 @@ class Reading:
             return False
         if getattr(node, "_saved_pos_weight", None) is not None:
             return False
-        counted, target = getattr(node, "_saved_total_weight", None), node._saved_target
-        if counted is not None and node._saved_reduction == 1 and float(counted) != target.numel():
+        counted, target = counted_labels(node), node._saved_target
+        if counted is not None and node._saved_reduction == 1 and counted != target.numel():
             return False
         rows, of_target = [above for above, _ in (*node.next_functions, (None, 0))][:2]
         return self._is_rows(rows) and (self._handed(target) if of_target is None else self._is_rows(of_target))

@@ -13,38 +13,61 @@ not hold in the first place.
 from __future__ import annotations
 
 import contextlib
-import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lmdp.gradients import Capture, PerExampleGradients
-from lmdp.gradients.attach import full_precision
+from lmdp.gradients import Capture, PerExampleGradients, randomness
+from lmdp.gradients.precision import full_precision
 from lmdp.guards.still import Still
 from lmdp.layers import Attributes
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+ROUNDING = 16
+"""Units in the last place of an example's whole gradient, below which a layer of it is nothing but rounding."""
 EXTREME = 1e3
 """What the other examples' numbers are multiplied with, to see what an outlier does to the rest."""
 MIDWAY = 0.1
+FEWEST, MOST_HELD = 4, 2**25
+"""Rows of a batch that are run again at least; bytes that the modules then take in and give out."""
+_FRESH = torch.Generator().manual_seed(secrets.randbelow(2**63))
+FOLD = 2**13
+_SECRET = secrets.randbelow(2**63)
 COARSE, COARSER = 5e-3, 5e-2
 """Under autocast; and between batches of different sizes, of which other sums are rounded."""
 
 
 @dataclass(frozen=True)
 class RootCall:
-    """One call of the whole model, on `size` examples; `autocast` is None, or the type that it ran in."""
+    """One call of the whole model, on `size` examples; `autocast` is None, or the type that it ran in.
+
+    held  bytes that its modules took in and gave out
+    """
 
     args: Any
     kwargs: Any
     size: int
     autocast: torch.dtype | None
+    held: int = 0
+
+    def lighter(self) -> RootCall:
+        """The same on a few of its rows, in their order, if it holds more than a second call beside it should."""
+        few = max(FEWEST, self.size * MOST_HELD // max(1, self.held))
+        if few >= self.size:
+            return self
+        rows = torch.randperm(self.size, generator=_FRESH)[:few].sort().values
+
+        def cut(leaf: Any) -> Any:
+            counts = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == self.size
+            return leaf.detach()[rows.to(leaf.device)] if counts else leaf
+
+        args, kwargs = pytree.tree_map(cut, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs, size=few)
 
     def inputs(self) -> list[Tensor]:
         """Those that count the examples."""
@@ -80,11 +103,13 @@ def run_again(
     outputs, by their place, the loss was computed from, and whether their first dimension is sure to be the examples.
     `most`: how many other companies are tried. `mean_loss`: whether a loss that the model gives out is a mean.
     """
+    handed_out = all(map(handed, call.inputs()[1:]))
+    call = call.lighter()
     replay = Replay(capture, call, reached, mean_loss=mean_loss)
     try:
-        with same_attributes(capture.model), _cast(call.autocast):
+        with same_attributes(capture.model), _cast(capture.device.type, call.autocast):
             meet = replay.meet(most)
-            if meet and not all(map(handed, call.inputs()[1:])):
+            if meet and not handed_out:
                 meet = None
             return Answer(meet, sized=meet is False and replay.is_sized())
     except Exception:  # a model may refuse anything, for any reason: then nothing is known
@@ -104,17 +129,18 @@ class Replay:
         self._call, self._every = call, torch.arange(call.size)
 
     def meet(self, most: int) -> bool | None:
-        first = self._run(self._every)
+        companies = _companies(self._size)
+        first = self._run(self._every, views=[stay for stay, _ in companies[:-1]])
         if first is None:
             return None
-        for number, (stay, order) in enumerate(_companies(self._size)[:most], start=1):
-            second = self._run(order, stay, number)
+        for number, (stay, order) in enumerate(companies[:most], start=1):
+            second = self._run(order, stay, number, views=[stay])
             if second is None:
                 return None
-            if self._differ(first, second, stay, stay):
-                return self._unless_unsteady(first)
+            if first.sketches[number - 1].differs(second.sketches[0]):
+                return self._unless_unsteady()
         if most > 1 and self._is_moved_by_outliers(first):
-            return self._unless_unsteady(first)
+            return self._unless_unsteady()
         return False if first.is_sure else None
 
     def is_sized(self) -> bool:
@@ -122,32 +148,40 @@ class Replay:
         half = self._every[self._size // 2 :]
         try:
             with Still():
-                among, alone = self._run(self._every), self._run(half)
+                among = self._run(self._every, views=[half], sizes_differ=True)
+                alone = self._run(half, views=[torch.arange(len(half))], sizes_differ=True)
         except Exception:  # what the model was given besides may be for so many examples
             return False
         if among is None or alone is None or not (among.is_sure and alone.is_sure):
             return False
-        return not self._differ(among, alone, half, torch.arange(len(half)))
+        return not among.sketches[0].differs(alone.sketches[0])
 
     def _is_moved_by_outliers(self, first: Ran) -> bool:
         stay, order = _companies(self._size)[-1]
         try:
-            second = self._run(order, stay, 0, times=EXTREME)
+            second = self._run(order, stay, 0, times=EXTREME, views=[stay])
         except Exception:  # a model may refuse numbers that no example has
             return False
-        return second is not None and self._differ(first, second, stay, stay)
+        return second is not None and first.sketches[0].differs(second.sketches[0])
 
-    def _unless_unsteady(self, first: Ran) -> bool | None:
-        again = self._run(self._every)
-        return None if again is None or self._differ(first, again, self._every, self._every) else True
+    def _unless_unsteady(self) -> bool | None:
+        one, other = (self._run(self._every, views=[self._every]) for _ in range(2))
+        return None if one is None or other is None or one.sketches[0].differs(other.sketches[0]) else True
 
-    def _differ(self, one: Ran, other: Ran, rows: Tensor, rows_of_other: Tensor) -> bool:
-        tolerance = tolerance_of(self._capture, self._call, sizes_differ=one.size != other.size)
-        a, b = (ran.sketch(self._capture, at, tolerance) for ran, at in ((one, rows), (other, rows_of_other)))
-        return a.differs(b)
+    def _run(
+        self,
+        order: Tensor,
+        stay: Tensor | None = None,
+        company: int = 0,
+        times: float = 1.0,
+        *,
+        views: Sequence[Tensor],
+        sizes_differ: bool = False,
+    ) -> Ran | None:
+        """On these rows; in all places but `stay` with other signs, and with numbers so many `times` as large.
 
-    def _run(self, order: Tensor, stay: Tensor | None = None, company: int = 0, times: float = 1.0) -> Ran | None:
-        """On these rows; in all places but `stay` with other signs, and with numbers so many `times` as large."""
+        `views`: the rows of which a sketch is kept; gradients are not.
+        """
         others = order[:0] if stay is None else self._every[~torch.isin(self._every, stay)]
         rows = list(self._leaves)
         for i, leaf in enumerate(rows):
@@ -157,7 +191,7 @@ class Replay:
                     rows[i][others.to(leaf.device)] *= times
         args, kwargs = pytree.tree_unflatten(rows, self._spec)
         model = self._capture.model
-        with self._capture.beside(), torch.enable_grad(), same_randomness(self._seed, devices_of(model)):
+        with self._capture.beside(), torch.enable_grad(), randomness.same(self._seed):
             outputs = pytree.tree_leaves(model(*args, **kwargs))
             chosen = [(outputs[i], sure) for i, sure in self._reached if i < len(outputs)]
             chosen = [(out, sure) for out, sure in chosen if isinstance(out, Tensor) and out.requires_grad]
@@ -169,7 +203,14 @@ class Replay:
             torch.autograd.backward(terms, [_signs(out, dim, at, others, company) for out, dim in zip(terms, dims)])
             of_mean = self._mean_loss and all(out.numel() == 1 for out in terms)
             factor = float(len(order)) if of_mean else 1.0
-            return Ran(self._capture.take(), [out.detach() for out in terms], dims, factor)
+            gradients, values = self._capture.take(), [out.detach() for out in terms]
+            del outputs, chosen, terms  # and with them the graph
+        tolerance = tolerance_of(self._capture, self._call, sizes_differ=sizes_differ)
+        sketches = []
+        for view in views:
+            theirs = [out.index_select(dim, view.to(out.device)) for out, dim in zip(values, dims) if dim is not None]
+            sketches.append(Sketch.of(gradients, self._capture, view, tolerance, factor=factor, outputs=theirs))
+        return Ran(sketches, all(out.numel() == 1 or dim is not None for out, dim in zip(values, dims)))
 
 
 def _companies(size: int) -> list[tuple[Tensor, Tensor]]:
@@ -186,28 +227,10 @@ def _companies(size: int) -> list[tuple[Tensor, Tensor]]:
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run gave: per-example gradients, and the outputs that were differentiated.
+    """What one run gave: sketches, and whether it is sure which dimension of its outputs counts the examples."""
 
-    dims    which dimension of these counts the examples; None for a loss, or where that is not sure
-    factor  what a mean has divided the gradients by
-    """
-
-    gradients: PerExampleGradients
-    outputs: list[Tensor]
-    dims: list[int | None]
-    factor: float
-
-    @property
-    def size(self) -> int:
-        return self.gradients.batch_size
-
-    @property
-    def is_sure(self) -> bool:
-        return all(out.numel() == 1 or dim is not None for out, dim in zip(self.outputs, self.dims))
-
-    def sketch(self, capture: Capture, rows: Tensor, tolerance: float) -> Sketch:
-        theirs = [out.index_select(dim, rows) for out, dim in zip(self.outputs, self.dims) if dim is not None]
-        return Sketch.of(self.gradients, capture, rows, tolerance, factor=self.factor, outputs=theirs)
+    sketches: list[Sketch]
+    is_sure: bool
 
 
 def _example_dim(output: Tensor, size: int) -> int | None:
@@ -224,7 +247,8 @@ def _signs(output: Tensor, dim: int | None, places: Tensor, others: Tensor, comp
     if dim is not None:
         shape[dim] = int(places.max()) + 1
     signs, changed = (
-        torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1 for seed in (0, company)
+        torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8).mul_(2).sub_(1)
+        for seed in (0, company)
     )
     if dim is not None:
         signs.index_copy_(dim, others, changed.index_select(dim, others))
@@ -236,15 +260,20 @@ def _signs(output: Tensor, dim: int | None, places: Tensor, others: Tensor, comp
 class Sketch:
     """What the engine computed for some rows of a batch: norms [rows, L], and two sums under random signs.
 
-    sums       of gradients as they are
-    evens      of gradients that are all about as long, so that none hides behind a longer one
+    sums       of gradients as they are, of each parameter at most FOLD numbers: what is longer is folded, under random
+               signs, so that a difference stays as long as it is
+    evens      of gradients that are all about as long, in each layer, so that none hides behind a longer one, and no
+               layer behind another: methods that reweight layers raise small ones
     tolerance  for rounding, relative
+    last_place the model's machine epsilon: key biases of attention have no gradient, and what is computed for them is
+               rounding, which another kernel makes another
     """
 
     norms: Tensor
     sums: dict[str, Tensor]
     evens: dict[str, Tensor]
     tolerance: float
+    last_place: float
     outputs: Sequence[Tensor] = ()
 
     @classmethod
@@ -267,9 +296,9 @@ class Sketch:
             signs = torch.randint(0, 2, (len(rows), 1), generator=torch.Generator().manual_seed(2)) * 2.0 - 1
             scales, even = torch.zeros_like(norms), torch.zeros_like(norms)
             scales[rows] = signs.to(norms) * factor
-            even[rows] = scales[rows] / _lengths(norms[rows], tolerance)
-            both = gradients.weighted_sums([scales.to(capture.dtype), even.to(capture.dtype)], capture.layers)
-        return cls(norms[rows], both[0], both[1], tolerance, outputs)
+            even[rows] = scales[rows] / _evened(norms[rows], tolerance)
+            sums, evens = (_folded(gradients, of.to(capture.dtype), capture) for of in (scales, even))
+        return cls(norms[rows], sums, evens, tolerance, torch.finfo(capture.dtype).eps, outputs)
 
     @property
     def is_nothing(self) -> bool:
@@ -289,7 +318,8 @@ class Sketch:
         if not len(self.norms):
             return False
         larger = torch.maximum(self.norms, other.norms)  # [rows, L]
-        allowed = torch.minimum(larger.amax(0), _lengths(larger, self.tolerance)) * tolerance
+        whole = _lengths(larger, self.tolerance)
+        allowed = torch.minimum(larger.amax(0), whole) * tolerance + ROUNDING * self.last_place * whole
         if bool(((self.norms - other.norms).abs() > allowed).any()):
             return True
         if any(_differ(a, b, tolerance) for a, b in zip(self.outputs, other.outputs)):
@@ -298,12 +328,42 @@ class Sketch:
         return any(each > tolerance * len(self.norms) for each in off)
 
 
+def _folded(gradients: PerExampleGradients, scales: Tensor, capture: Capture) -> dict[str, Tensor]:
+    """Weighted sums of all parameters, which are much to keep, folded."""
+    return {name: _fold(total.reshape(-1)) for name, (total,) in gradients.each_sum([scales], capture.layers)}
+
+
+def _fold(numbers: Tensor) -> Tensor:
+    """[n] → [FOLD]: each number is added to a place of its own, or its negative: both follow from where it was."""
+    if len(numbers) <= FOLD:
+        return numbers
+    generator = torch.Generator().manual_seed(_SECRET)
+    signs = (torch.randint(0, 2, (FOLD,), generator=generator) * 2 - 1).to(numbers)
+    folded = numbers.new_zeros(FOLD, dtype=torch.float64)
+    for part in numbers.split(FOLD):
+        by, sign = torch.randint(0, FOLD, (2,), generator=generator).tolist()
+        folded[: len(part)] += (part * signs[: len(part)]) * (1 - 2 * (sign % 2))
+        folded = folded.roll(by)
+    return folded
+
+
 def _lengths(norms: Tensor, tolerance: float) -> Tensor:
     """[rows, L] → [rows, 1]: how long each example's gradient is, or what passes for that if it is very short."""
     whole: Tensor = norms.double().norm(dim=1, keepdim=True).to(norms)
     if not len(whole):
         return whole
     return torch.maximum(whole, min(0.3, 10 * tolerance) * whole.amax()).clamp_min(torch.finfo(norms.dtype).tiny)
+
+
+def _evened(norms: Tensor, tolerance: float) -> Tensor:
+    """[rows, L] → what each layer of each gradient is divided by: its norm, or what passes for that if it is small.
+
+    Layers are raised within an example. A very short gradient is not: where a loss is nearly met, it is a difference of
+    nearly equal numbers, and its rounding is large beside it.
+    """
+    whole = norms.double().norm(dim=1, keepdim=True).to(norms).clamp_min(torch.finfo(norms.dtype).tiny)
+    shares: Tensor = (norms / whole).clamp_min(3 * tolerance)
+    return shares * _lengths(norms, tolerance)
 
 
 def _differ(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -319,9 +379,9 @@ def tolerance_of(capture: Capture, call: RootCall | None, *, sizes_differ: bool)
     return TOLERANCE.get(capture.dtype, 1e-3)
 
 
-def _cast(kind: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+def _cast(device: str, kind: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
     """Autocast as it was in the forward pass."""
-    return torch.autocast("cpu", dtype=kind or torch.bfloat16, enabled=kind is not None)
+    return torch.autocast(device, dtype=kind, enabled=True) if kind is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -332,37 +392,3 @@ def same_attributes(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         before.restore()
-
-
-@contextlib.contextmanager
-def same_randomness(seed: int, devices: Sequence[int] = ()) -> Iterator[None]:
-    """Every run inside draws the same (initial weights, dropout, shuffles), and nobody else's draws change."""
-    python, numeric = random.getstate(), np.random.get_state()  # noqa: NPY002  users' code may draw from it
-    with torch.random.fork_rng(list(devices)):
-        for generator in (torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)):
-            generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numeric)  # noqa: NPY002
-
-
-def remember_randomness() -> Callable[[], None]:
-    """Call what it returns to draw the same once more: torch's, numpy's and Python's random numbers."""
-    python, numeric, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-
-    def again() -> None:
-        random.setstate(python)
-        np.random.set_state(numeric)  # noqa: NPY002
-        torch.set_rng_state(state)
-
-    return again
-
-
-def devices_of(model: nn.Module) -> list[int]:
-    return sorted(
-        {p.device.index for p in model.parameters() if p.device.type == "cuda" and p.device.index is not None}
-    )

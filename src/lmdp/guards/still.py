@@ -6,14 +6,14 @@ examples matters, random tensors are therefore all one number: dropout keeps eve
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmdp.gradients.randomness import remember_torch
 
 KEPT = frozenset({"bernoulli", "bernoulli_"})
 NORMAL = frozenset({"randn", "randn_like", "normal_"})
@@ -38,9 +38,9 @@ class Still(TorchDispatchMode):
             return args[0] / (1 - args[1] if args[2] else 1), torch.ones_like(args[0], dtype=torch.bool)
         if name not in KEPT | NORMAL | ONE_NUMBER:
             return func(*args, **kwargs)
-        state = torch.get_rng_state()
+        put_back = remember_torch()
         drawn: Tensor = func(*args, **kwargs)
-        torch.set_rng_state(state)
+        put_back()
         if not drawn.numel() or drawn.is_meta:
             return drawn
         if name in KEPT:
@@ -50,19 +50,3 @@ class Still(TorchDispatchMode):
             mean, std = ({0: 0.0, 1: 1.0} | dict(enumerate(args[1:]))).values()
             return drawn.fill_(kwargs.get("mean", mean) + kwargs.get("std", std) / 2)
         return drawn.fill_(0.5 if name in NORMAL else drawn.reshape(-1)[0].item())
-
-
-def draws() -> Callable[[], bool]:
-    """Call what it returns to learn whether torch, numpy or Python have drawn random numbers since."""
-    before = _states()
-
-    def moved() -> bool:
-        now = _states()
-        return not torch.equal(now[0], before[0]) or now[1:] != before[1:]
-
-    return moved
-
-
-def _states() -> tuple[Tensor, bytes, Any]:
-    numeric: Any = np.random.get_state()  # noqa: NPY002  users' code may draw from it
-    return torch.get_rng_state(), numeric[1].tobytes() + bytes(str(numeric[2:]), "ascii"), random.getstate()

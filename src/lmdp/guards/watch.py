@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, default_convert
 
-from lmdp.gradients import Capture, PerExampleGradients
+from lmdp.gradients import Capture, PerExampleGradients, randomness
 from lmdp.gradients.attach import REGISTRY
 from lmdp.guards.content import Content, Glance
 from lmdp.guards.delivery import Delivery
@@ -21,7 +21,6 @@ from lmdp.guards.handed import Read
 from lmdp.guards.independence import Independence
 from lmdp.guards.looks import Wish, look
 from lmdp.guards.processes import Processes
-from lmdp.guards.replay import same_randomness
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 from lmdp.guards.words import MEASURED
 
@@ -29,6 +28,7 @@ STANDARD = (default_collate, default_convert)
 ROWS = "every module took in and gave out as many rows as the batch has examples"
 CHOICES = 3
 """In which examples are collated."""
+CHANGED_GRADIENTS = "gradients were changed between their release and the optimizer"
 OFF = Verdict(NOT_ESTABLISHED, "nobody looked: check_mixing=False")
 
 
@@ -45,7 +45,7 @@ class Watch:
         self._kept: list[tuple[int, int]] | None = None
         self.at_begin: Callable[[], object] = lambda: None
         self._processes = Processes(capture.model, capture.parameters.values(), judgement)
-        self.content = Content(capture.model, capture.parameters, judgement)
+        self.content = Content(capture.model, capture.parameters, judgement, capture.fetching)
         if independence is not None:
             independence.capture = capture
 
@@ -64,7 +64,7 @@ class Watch:
         for seed in range(CHOICES):
 
             def collated(at: Tensor, still: bool, seed: int = seed) -> tuple[Any, bool]:
-                with same_randomness(seed):
+                with randomness.same(seed):
                     return None if still else collate(read(at.tolist())), False
 
             wish = Wish(torch.arange(size // 2))
@@ -101,8 +101,8 @@ class Watch:
                 self.judgement.doubted("account", MEASURED)
             if self._kept not in (None, _versions(optimizer)):
                 self.judgement.doubted("content", "the optimizer's state was changed between two of its steps")
-            if Glance(p.grad for p in parameters).differs(before):
-                self.judgement.doubted("content", "gradients were changed between their release and the optimizer")
+            changed = Glance(p.grad for p in parameters).differs(before)
+            self._capture.fetching.when(changed, lambda: self.judgement.doubted("content", CHANGED_GRADIENTS))
 
         handle = optimizer.register_step_pre_hook(compare)  # after all that the user has registered
         try:

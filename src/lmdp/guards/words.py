@@ -27,6 +27,15 @@ UNSIZED = (
     "whether the number of examples matters, or their places in the batch, could not be told (random numbers are drawn "
     "in the loop or in collating: draw them in the dataset)"
 )
+IN_MODEL = (
+    "the model lets the examples of a batch meet: run again with other examples beside half of the batch, it gave that "
+    "half other gradients (a statistic of the batch, attention or normalisation across it, rows that are sorted, "
+    "dropout between layers that read packed sequences, a loss of its own that compares or averages over examples)."
+)
+IN_LOSS = (
+    "the loss lets the examples of a batch meet: the gradient at one example's output depends on another example's "
+    "output (a contrastive loss, a statistic of the batch)."
+)
 COLLATED = (
     "collate_fn lets the examples of a batch meet: the same examples came out of it different beside others (mixed, "
     "standardised, packed; or drawn by a random generator of its own)."

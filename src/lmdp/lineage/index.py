@@ -29,6 +29,8 @@ LEAST_VALUES = 4
 """Distinct values that a tensor must have to be recognised: fresh biases and norm weights are all zeros or ones."""
 MOST_LOOKED_AT = 4096
 """Values of a tensor among which they are looked for, spread over it."""
+AT_ONCE = 2**20
+"""Values that are converted at a time: a copy of a large table is much to hold beside a training."""
 
 
 def earlier(parameters: Mapping[str, Tensor]) -> tuple[Spending, ...]:
@@ -80,9 +82,11 @@ def digests(parameters: Mapping[str, Tensor], *, casts: bool = False) -> Iterato
         looked_at = flat[:: 1 + len(flat) // MOST_LOOKED_AT]
         if not flat.is_floating_point() or len(torch.unique(looked_at)) < LEAST_VALUES:
             continue
-        for cast in (flat, flat.bfloat16(), flat.half()) if casts else (flat,):
-            raw = cast.float().view(torch.uint8).numpy().tobytes()
-            yield hashlib.blake2b(raw, digest_size=16).hexdigest()
+        for kind in (flat.dtype, torch.bfloat16, torch.float16) if casts else (flat.dtype,):
+            digest = hashlib.blake2b(digest_size=16)
+            for part in flat.split(AT_ONCE):
+                digest.update(part.to(kind).float().view(torch.uint8).numpy())
+            yield digest.hexdigest()
 
 
 def blind() -> str:

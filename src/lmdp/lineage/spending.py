@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from lmdp.accounting import MOST_STEPS, composed_epsilon
+from lmdp.accounting import DEFAULT, MOST_STEPS, composed_epsilon
 from lmdp.data.records import Amount, Must, Share, decoded, encoded
 
 HEADER = "lmdp.spent"
@@ -32,7 +32,7 @@ class Spending:
     certified: bool = True
 
 
-def epsilon_of(spent: Iterable[Spending], *, delta: float, accountant: str = "rdp") -> float:
+def epsilon_of(spent: Iterable[Spending], *, delta: float, accountant: str = DEFAULT) -> float:
     """Of all these trainings together."""
     events = [(one.noise_multiplier, one.sample_rate, one.steps) for one in together(spent)]
     return composed_epsilon(events, delta=delta, accountant=accountant)

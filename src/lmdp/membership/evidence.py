@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 LIMIT = 8.0
 """Standardised features are cut off here, so that one wild value cannot run an adversary."""
+ROWS = 4096
+"""Examples that centre and scale are computed from, at most: an adversary gains nothing from knowing them better."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,16 @@ class Evidence:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @cached_property
+    def scale(self) -> Standardiser:
+        """Fitted on these examples, once for all adversaries that are."""
+        return Standardiser.of(self.features)
+
+    @cached_property
+    def standardised(self) -> Array:
+        """These examples on their own scale."""
+        return self.scale(self.features)
 
     def at(self, index: NDArray[np.int64]) -> Evidence:
         return Evidence(
@@ -49,7 +62,8 @@ class Standardiser:
 
     @classmethod
     def of(cls, features: Array) -> Standardiser:
-        finite = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
+        sample = features[:: -(-len(features) // ROWS)] if len(features) > ROWS else features
+        finite = np.where(np.isfinite(sample), sample, np.nan)
         alive = np.isfinite(finite).any(axis=0)
         whole = np.isfinite(finite).all()
         quantile = np.quantile if whole else np.nanquantile  # the latter is many times slower
@@ -59,9 +73,10 @@ class Standardiser:
             low[alive], middle[alive], high[alive] = quantile(finite[:, alive], [0.05, 0.5, 0.95], axis=0)
         centre, spread = middle, (high - low) / 3.29
         scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-12 * (1 + np.abs(centre)))
-        return cls(centre, scale)
+        return cls(centre.astype(features.dtype), scale.astype(features.dtype))
 
     def __call__(self, features: Array) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = (features.astype(np.float64) - self.centre) * self.scale
-        return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=LIMIT, neginf=-LIMIT), -LIMIT, LIMIT)
+            scaled = (features - self.centre) * self.scale
+        np.nan_to_num(scaled, copy=False, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+        return np.clip(scaled, -LIMIT, LIMIT, out=scaled)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,14 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmdp.membership.attacks import attacks_on
-from lmdp.membership.crossfit import Result, cross_fit
+from lmdp.membership.compaction import WIDTH, compact_inputs
+from lmdp.membership.crossfit import FOLDS, Result, Scored, cross_fit, fold_tasks, joined
 from lmdp.membership.evidence import Evidence
-from lmdp.membership.examples import Examples
-from lmdp.membership.representations import MEMORY_LIMIT, WIDTH, Recording, compact_inputs, record
+from lmdp.membership.examples import Examples, Stored, each_tensor, take
+from lmdp.membership.representations import (
+    MEMORY_LIMIT,
+    Alter,
+    Layers,
+    only,
+    record,
+)
+from lmdp.membership.workers import side_by_side
+from lmdp.models import Inputs
 
 Progress = Callable[[str], None]
 Part = Callable[[float], None]
 """Told how much of the work is done, from 0 to 1."""
+SEEN_FIRST = 1024
+"""Examples that say how large the inputs are."""
 INPUT, UNTRAINED, OUTPUT = "(input)", "(untrained)", "(output)"
 
 
@@ -31,45 +44,56 @@ def collect(
     model: nn.Module,
     examples: Examples,
     *,
-    layers: Sequence[str] | None = None,
+    layers: Layers = None,
     seed: int,
     views: bool,
     width: int = WIDTH,
     memory_limit: int = MEMORY_LIMIT,
+    pooling: str | None = None,
 ) -> dict[str, Evidence]:
-    """Evidence by layer, from one pass over the inputs and one over each augmented copy of them."""
+    """Evidence by layer, from one pass over the inputs, in which the model also sees augmented copies of them."""
 
-    def run(alter: Callable[[Tensor], Tensor] | None = None) -> Recording:
-        return record(
-            model, examples.inputs, layers=layers, width=width, memory_limit=memory_limit, seed=seed, alter=alter
-        )
-
-    plain = run()
-    changed = [run(alter) for alter in augmentations(examples.inputs)] if views else []
+    alters = augmentations(examples.inputs) if views else []
+    recorded = record(
+        model,
+        examples.inputs,
+        layers=layers,
+        width=width,
+        memory_limit=memory_limit,
+        seed=seed,
+        alters=alters,
+        pooling=pooling,
+    )
     return {
-        name: Evidence(
-            rows,
-            examples.label_array,
-            np.stack([view.layers[name] for view in changed], axis=1) if changed else None,
-            plain.outputs,
-        )
-        for name, rows in plain.layers.items()
+        name: Evidence(rows[:, 0], examples.label_array, rows[:, 1:] if alters else None, recorded.outputs)
+        for name, rows in recorded.rows.items()
     }
 
 
 def attack(evidence: Evidence, member: NDArray[np.bool_], seed: int) -> Result:
     """All families that fit the evidence, cross-fitted, the best chosen on validation data."""
-    return cross_fit(evidence, member, attacks_on(evidence), seed)
+    return cross_fit(evidence, member, attacks_on, seed)
 
 
 def attack_layers(
-    collected: Mapping[str, Evidence], member: NDArray[np.bool_], seed: int, say: Progress, part: Part
+    collected: Mapping[str, Evidence],
+    member: NDArray[np.bool_],
+    seed: int,
+    say: Progress,
+    part: Part,
+    workers: int | None = None,
 ) -> dict[str, Result]:
-    results = {}
-    for number, (name, evidence) in enumerate(collected.items(), 1):
-        results[name] = attack(evidence, member, seed)
-        part(number / len(collected))
-        say(f"layer {number} of {len(collected)}: {name}, AUC {results[name].metrics.auc:.3f}")
+    """Every layer, folds of all of them side by side; the results are the same however many `workers` there are."""
+    tasks = [task for evidence in collected.values() for task in fold_tasks(evidence, member, attacks_on, seed)]
+    done: list[Scored] = []
+    results: dict[str, Result] = {}
+    for scored in side_by_side(tasks, workers):
+        done.append(scored)
+        part(len(done) / len(tasks))
+        if len(done) % FOLDS == 0:
+            name = list(collected)[len(results)]
+            results[name] = joined(done[-FOLDS:])
+            say(f"layer {len(results)} of {len(collected)}: {name}, AUC {results[name].metrics.auc:.3f}")
     return results
 
 
@@ -80,16 +104,24 @@ def attack_output(collected: Mapping[str, Evidence], member: NDArray[np.bool_], 
         return None
     if evidence.labels is not None and evidence.labels.max(initial=0) >= evidence.outputs.shape[1]:
         return None
-    return cross_fit(evidence, member, attacks_on(evidence, "output"), seed)
+    return cross_fit(evidence, member, partial(attacks_on, target="output"), seed)
 
 
 def attack_controls(
-    untrained: nn.Module, examples: Examples, layer: str, seed: int, say: Progress
+    untrained: nn.Module,
+    examples: Examples,
+    layer: str,
+    seed: int,
+    say: Progress,
+    *,
+    layers: Layers = None,
+    pooling: str | None = None,
 ) -> dict[str, Result]:
     """The same adversaries where there is nothing to leak: the raw input, and a network that was never trained."""
     say("controls: raw input, untrained network")
     blind = Evidence(compact_inputs(examples.inputs, seed=seed), examples.label_array)
-    fresh = collect(untrained, examples, layers=[layer], seed=seed, views=False)
+    where = only(layer, untrained, layers)
+    fresh = collect(untrained, examples, layers=where, seed=seed, views=False, pooling=pooling)
     return {
         INPUT: attack(blind, examples.member, seed),
         UNTRAINED: attack(fresh[layer], examples.member, seed),
@@ -97,7 +129,10 @@ def attack_controls(
 
 
 def untrained_twin(model: nn.Module, seed: int) -> nn.Module:
-    """A copy with parameters drawn anew: by each module's own rule, or normally with the old spread."""
+    """A copy with parameters drawn anew: by each module's own rule, or normally with the old spread.
+
+    Parameters that are all alike (the scales of a normalisation) stay: drawn anew, they would be nothing.
+    """
     twin = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -108,12 +143,29 @@ def untrained_twin(model: nn.Module, seed: int) -> nn.Module:
             else:
                 for parameter in module.parameters(recurse=False):
                     spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
-                    parameter.normal_(0.0, spread if np.isfinite(spread) else 1.0)
+                    if spread != 0 or parameter.numel() == 1:
+                        parameter.normal_(0.0, spread if np.isfinite(spread) else 1.0)
     return twin
 
 
-def augmentations(inputs: Tensor) -> list[Callable[[Tensor], Tensor]]:
-    """Small changes that keep an example recognisable: shifts of images, faint noise on other real-valued inputs."""
+def augmentations(examples: Stored) -> list[Alter]:
+    """Small changes that keep an example recognisable: shifts of images, faint noise on other real-valued inputs.
+
+    Of inputs by name, of the only real-valued one; where there are none or several, nobody knows what they mean.
+    """
+    inputs = take(examples, slice(SEEN_FIRST))
+    if not isinstance(inputs, Tensor):
+        floating = [name for name, rows in inputs.items() if rows.is_floating_point()]
+        alters = _of_tensor(inputs[floating[0]]) if len(floating) == 1 else []
+        return [partial(_altered, alter, floating[0]) for alter in alters]
+    return [partial(each_tensor, change=alter) for alter in _of_tensor(inputs)]
+
+
+def _altered(alter: Callable[[Tensor], Tensor], name: str, batch: Inputs) -> Inputs:
+    return {**cast(Mapping[str, Tensor], batch), name: alter(cast(Mapping[str, Tensor], batch)[name])}
+
+
+def _of_tensor(inputs: Tensor) -> list[Callable[[Tensor], Tensor]]:
     if not inputs.is_floating_point():
         return []
     if inputs.dim() == 4 and min(inputs.shape[2:]) >= 8:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
-from lmdp.data.records import Must, Share
+from lmdp.data.records import MAY_BE_MISSING, Must, Share, at_least, one_of
 from lmdp.membership.metrics import Fold, Interval, Metrics, roc
 
 Curve = Annotated[
@@ -14,6 +14,23 @@ Curve = Annotated[
     Must("two lists of the same length", lambda curve: len(curve[0]) == len(curve[1])),
 ]
 """The ROC: false positive rates, and the true positive rate at each."""
+
+BY, POOLINGS = ("module", "block", "custom"), ("mean", "cls", "last")
+"""Those of `lmdp.layers`, which needs torch; a test holds the two together."""
+By = Annotated[str, one_of(*BY), MAY_BE_MISSING]
+"""How layers are grouped."""
+Pooling = Annotated[str, one_of(*POOLINGS)]
+"""What was kept of a sequence."""
+
+
+References = Annotated[int, at_least(0), MAY_BE_MISSING]
+"""How many other models an example's scores were judged by."""
+
+
+def without_usual(content: dict[str, Any]) -> dict[str, Any]:
+    """Files say how layers were grouped, pooled and judged only where earlier versions would not have done it so."""
+    usual: dict[str, Any] = {"by": BY[0], "pooling": None, "references": 0, "together": []}
+    return {key: value for key, value in content.items() if key not in usual or value != usual[key]}
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,10 @@ class Leak:
     def fires(self) -> bool:
         """For a control: whether it lies above chance beyond doubt (one in two thousand by luck)."""
         return self.auc - 3.29 * self.auc_error > 0.5
+
+
+Together = Annotated[tuple[Leak, ...], MAY_BE_MISSING]
+"""What all layers give away together, and in a white box."""
 
 
 def leak_of(name: str, metrics: Metrics, attack: str, folds: Sequence[Fold]) -> Leak:

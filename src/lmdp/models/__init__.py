@@ -1,16 +1,38 @@
-"""The four models of the paper, with GroupNorm wherever a norm is used, for any input size and number of classes.
+"""The four models of the paper, with GroupNorm wherever a norm is used, and two small ones with tanh.
+
+For any input size and number of classes.
 
 registry   models by name, and `module:factory` for a user's own
-cnn        the shallow and the deep convolutional network, S-CNN and D-CNN
+parts      what there is a choice of: the activation, and the kind of convolution
+cnn        the shallow and the deep convolutional network, S-CNN and D-CNN, and a deep one with linear layers
 resnet     ResNet-18
 vgg        VGG-16
-running    build a model from a seed, run it in evaluation mode, count what it gets right
+running    build a model from a seed, run it where it lives, count what it gets right
 """
 
-from lmdp.models.cnn import DCNN, SCNN
+from lmdp.models.cnn import DCNN, SCNN, DeepCNN
+from lmdp.models.parts import ACTIVATIONS, Parts
 from lmdp.models.registry import MODELS, build
 from lmdp.models.resnet import ResNet18
-from lmdp.models.running import accuracy, evaluation, fresh
+from lmdp.models.running import Inputs, accuracy, device_of, evaluation, fresh, main_tensor, run, scores_of
 from lmdp.models.vgg import VGG16
 
-__all__ = ["DCNN", "MODELS", "SCNN", "VGG16", "ResNet18", "accuracy", "build", "evaluation", "fresh"]
+__all__ = [
+    "ACTIVATIONS",
+    "DCNN",
+    "MODELS",
+    "SCNN",
+    "VGG16",
+    "DeepCNN",
+    "Inputs",
+    "Parts",
+    "ResNet18",
+    "accuracy",
+    "build",
+    "device_of",
+    "evaluation",
+    "fresh",
+    "main_tensor",
+    "run",
+    "scores_of",
+]

@@ -1,4 +1,7 @@
-"""The shallow and the deep convolutional network of the paper's MNIST and CIFAR-10 experiments."""
+"""The shallow and the deep convolutional network of the paper's MNIST and CIFAR-10 experiments.
+
+And a deep one that ends in two linear layers, which is common in work on private training.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,21 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from lmdp.models.parts import RELU, TANH, Parts
+
 
 class SCNN(nn.Module):
     """conv 16@8x8 stride 2, pool, conv 32@4x4 stride 2, pool, 32 units, classes. Four layers with parameters."""
 
-    def __init__(self, channels: int = 1, classes: int = 10, size: int | tuple[int, ...] = 28) -> None:
+    def __init__(
+        self, channels: int = 1, classes: int = 10, size: int | tuple[int, ...] = 28, parts: Parts = RELU
+    ) -> None:
         super().__init__()
         height, width = (size, size) if isinstance(size, int) else size
-        self.conv1 = nn.Conv2d(channels, 16, 8, stride=2, padding=3)
-        self.conv2 = nn.Conv2d(16, 32, 4, stride=2)
+        self.conv1 = parts.conv(channels, 16, 8, stride=2, padding=3)
+        self.conv2 = parts.conv(16, 32, 4, stride=2)
         self.pool = nn.MaxPool2d(2, stride=1)
-        self.act = nn.ReLU()
+        self.act = parts.act()
         if min(height, width) < 14:
             raise ValueError(f"S-CNN needs images of at least 14x14 pixels; they are {height}x{width}. Resize them.")
         self.fc1 = nn.Linear(32 * _last_side(height) * _last_side(width), 32)
@@ -40,13 +47,13 @@ def _last_side(side: int) -> int:
 class DCNN(nn.Module):
     """Eight 3x3 convolutions (32, 32, 64, 64, 128, 128, 256, classes), three average pools, spatial mean."""
 
-    def __init__(self, channels: int = 3, classes: int = 10) -> None:
+    def __init__(self, channels: int = 3, classes: int = 10, parts: Parts = RELU) -> None:
         super().__init__()
         widths = [channels, 32, 32, 64, 64, 128, 128, 256]
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
-        self.head = nn.Conv2d(256, classes, 3, padding=1)
+        self.convs = nn.ModuleList(parts.conv(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.head = parts.conv(256, classes, 3, padding=1)
         self.pool = nn.AvgPool2d(2)
-        self.act = nn.ReLU()
+        self.act = parts.act()
 
     def forward(self, x: Tensor) -> Tensor:
         for i, conv in enumerate(self.convs):
@@ -54,4 +61,30 @@ class DCNN(nn.Module):
             if i in (1, 3, 5):
                 x = self.pool(x)
         out: Tensor = self.head(x).mean(dim=(2, 3))
+        return out
+
+
+class DeepCNN(nn.Module):
+    """Six 3x3 convolutions (32, 32, 64, 64, 128, 128) with a max pool after every second, 128 units, classes."""
+
+    def __init__(
+        self, channels: int = 3, classes: int = 10, size: int | tuple[int, ...] = 32, parts: Parts = TANH
+    ) -> None:
+        super().__init__()
+        height, width = (size, size) if isinstance(size, int) else size
+        if min(height, width) < 8:
+            raise ValueError(f"DeepCNN needs images of at least 8x8 pixels; they are {height}x{width}. Resize them.")
+        widths = [channels, 32, 32, 64, 64, 128, 128]
+        self.convs = nn.ModuleList(parts.conv(a, b, 3, padding=1) for a, b in pairwise(widths))
+        self.pool = nn.MaxPool2d(2)
+        self.act = parts.act()
+        self.fc1 = nn.Linear(128 * (height // 8) * (width // 8), 128)
+        self.fc2 = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            x = self.act(conv(x))
+            if i % 2:
+                x = self.pool(x)
+        out: Tensor = self.fc2(self.act(self.fc1(torch.flatten(x, 1))))
         return out

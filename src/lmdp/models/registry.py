@@ -1,4 +1,4 @@
-"""Models by name: the paper's four, and `module:factory` for a user's own."""
+"""Models by name: the paper's four, two with tanh, and `module:factory` for a user's own."""
 
 from __future__ import annotations
 
@@ -6,40 +6,45 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from lmdp.models.cnn import DCNN, SCNN
+from lmdp.models.cnn import DCNN, SCNN, DeepCNN
+from lmdp.models.parts import Parts
 from lmdp.models.resnet import ResNet18
 from lmdp.models.vgg import VGG16
 
 Shape = tuple[int, ...]
-Builder = Callable[[Shape, int], nn.Module]
+Builder = Callable[[Shape, int, Parts], nn.Module]
 
 
-def _s_cnn(shape: Shape, classes: int) -> nn.Module:
-    return SCNN(shape[0], classes, shape[1:])
+def _s_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    return SCNN(shape[0], classes, shape[1:], parts)
 
 
-def _d_cnn(shape: Shape, classes: int) -> nn.Module:
+def _d_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
     _require_side("d-cnn", shape, 8)
-    return DCNN(shape[0], classes)
+    return DCNN(shape[0], classes, parts)
 
 
-def _resnet18(shape: Shape, classes: int) -> nn.Module:
-    return ResNet18(shape[0], classes, "cifar")
+def _resnet18(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    return ResNet18(shape[0], classes, "cifar", parts=parts)
 
 
-def _resnet18_imagenet(shape: Shape, classes: int) -> nn.Module:
-    return ResNet18(shape[0], classes, "imagenet")
+def _resnet18_imagenet(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    return ResNet18(shape[0], classes, "imagenet", parts=parts)
 
 
-def _vgg16(shape: Shape, classes: int) -> nn.Module:
+def _vgg16(shape: Shape, classes: int, parts: Parts) -> nn.Module:
     _require_side("vgg16", shape, 16)
-    return VGG16(shape[0], classes)
+    return VGG16(shape[0], classes, parts=parts)
+
+
+def _deep_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    return DeepCNN(shape[0], classes, shape[1:], parts)
 
 
 MODELS: dict[str, Builder] = {
@@ -48,19 +53,27 @@ MODELS: dict[str, Builder] = {
     "resnet18": _resnet18,
     "resnet18-imagenet": _resnet18_imagenet,
     "vgg16": _vgg16,
+    "tanh-cnn": _s_cnn,
+    "tanh-cnn-deep": _deep_cnn,
 }
+WITH_TANH = ("tanh-cnn", "tanh-cnn-deep")
+"""Models whose activation is tanh unless another is asked for."""
 
 
-def build(name: str, shape: Shape, classes: int) -> nn.Module:
+def build(
+    name: str, shape: Shape, classes: int, *, activation: str | None = None, standardised: bool = False
+) -> nn.Module:
     """An untrained model for examples of this shape.
 
     `name` is one of `MODELS`, or `module:factory`: a callable of your own, found from the current folder. It is given
-    those of `shape`, `channels`, `size`, `classes` that it has parameters for.
+    those of `shape`, `channels`, `size`, `classes` that it has parameters for. `activation` (the model's own unless
+    given) and `standardised` filters are for `MODELS`, and for a factory that has parameters of these names.
     """
     if classes < 1:
         raise ValueError(f"classes is {classes}; a model needs at least 1 class")
     if ":" in name:
-        return _from_factory(name, shape, classes)
+        chosen = {"activation": activation} if activation else {}
+        return _from_factory(name, shape, classes, chosen | ({"standardised": True} if standardised else {}))
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -68,16 +81,23 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
     if len(shape) != 3:
         raise ValueError(f"model {name!r} takes images (channels, height, width); the examples have shape {shape}")
     # Channels last in memory: faster. A user's own model may rely on the usual layout, in view() for example.
-    return MODELS[name](shape, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    parts = Parts(activation or ("tanh" if name in WITH_TANH else "relu"), standardised)
+    return MODELS[name](shape, classes, parts).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _from_factory(name: str, shape: Shape, classes: int) -> nn.Module:
+def _from_factory(name: str, shape: Shape, classes: int, chosen: Mapping[str, object]) -> nn.Module:
     module_name, _, factory_name = name.partition(":")
     factory = getattr(_import(module_name), factory_name, None)
     if not callable(factory):
         raise ValueError(f"model is {name!r}, but module {module_name!r} has no callable {factory_name!r}")
     offered = {"shape": shape, "channels": shape[0], "size": shape[-1], "classes": classes}
-    taken = {key: value for key, value in offered.items() if key in _parameters(factory)}
+    parameters = _parameters(factory)
+    if untaken := [key for key in chosen if key not in parameters]:
+        raise ValueError(
+            f"{untaken[0]} is {chosen[untaken[0]]!r}, which model {name!r} has no parameter for. Leave it out, or give "
+            f"the factory a parameter {untaken[0]!r}."
+        )
+    taken = {key: value for key, value in (offered | dict(chosen)).items() if key in parameters}
     try:
         model = factory(**taken)
     except Exception as error:

@@ -10,12 +10,12 @@ The first six files carry the proof; each opens with its guarantee and with what
     step         sums + noise, divided by a public number, released
     optimizer    the private `optimizer.step()`: charge, then release
     public       gradients of public examples, for the weights
-    diagnostics  un-noised numbers, off by default
     run          one training as it stands: its account, and what is known of every assumption
     engine       `PrivacyEngine`: all of it around the user's own loop
 
 Beside them: `lmdp.accounting` (the mechanism as one value, and what its steps spend), `lmdp.gradients` (norms and sums
-of per-example gradients), `lmdp.guards` (what would break the assumptions), `lmdp.statement` (what a run promises).
+of per-example gradients), `lmdp.bias` (bias-optimal weights), `lmdp.diagnostics` (un-noised numbers, off by
+default), `lmdp.guards` (what would break the assumptions), `lmdp.statement` (what a run promises).
 """
 
 from lmdp.private.engine import PrivacyEngine

@@ -69,12 +69,12 @@ class Clipping:
         return scales.masked_fill(bad[:, None], 0.0), bad
 
 
-def usable(norms: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+def usable(norms: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Norms fit for clipping, and which examples are not: a NaN or infinite example contributes nothing.
 
-    Norms below `floor` count as zero: they come from sums of squares, which lose terms to underflow. An underestimated
-    norm would let a method that normalises scale a layer past its bound.
+    Norms below the floor of the gradients' type, whose squares lose terms to underflow, count as zero, so that a method
+    that normalises scales no layer past its bound.
     """
     good = torch.isfinite(norms).all(dim=1)
-    kept = torch.where(good[:, None] & (norms >= floor), norms, torch.zeros_like(norms))
+    kept = torch.where(good[:, None] & (norms >= norm_floor(dtype)), norms, torch.zeros_like(norms))
     return kept.double(), ~good

@@ -12,22 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lmdp.accounting import Ledger, Mechanism, accountant_named, calibrate_noise, check_delta
+from lmdp.accounting import DEFAULT, Ledger, Mechanism, accountant_named, calibrate_noise, check_delta
+from lmdp.diagnostics import Diagnostics
 from lmdp.gradients import Capture, Plan
-from lmdp.gradients.attach import is_attached, keep_freed_memory
-from lmdp.guards import Independence, Judgement, Watch, check_model, check_optimizer
-from lmdp.guards.looks import steps_among
+from lmdp.gradients.attach import keep_freed_memory
+from lmdp.guards import Independence, Judgement, Watch, check_setup
+from lmdp.guards.looks import steps_left
 from lmdp.layers import LayerMap, error_rates_for
 from lmdp.lineage import Lineage
+from lmdp.methods import check_source
 from lmdp.private.clipping import Clipping
-from lmdp.private.diagnostics import Diagnostics
 from lmdp.private.noise import Entropy, Randomness, Secure, Seeded
 from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.public import PublicProbe
 from lmdp.private.run import Run
 from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of, steps_per_pass
 from lmdp.private.step import Observer, PrivateStep, StepOptions
-from lmdp.private.weights import LayerWeights, check_source, refutation, source_for
+from lmdp.private.weights import LayerWeights, refutation, source_for
+from lmdp.rescaling import Rescaling
 from lmdp.statement import PrivacyStatement
 
 Criterion = Callable[[Any, Any], Tensor]
@@ -44,12 +46,12 @@ class PrivacyEngine:
 
     The three come back as they were, except the loader, which is now Poisson-sampled; the training loop is unchanged.
 
-    accountant   rdp, or pld, which gives less noise for the same epsilon and takes longer
+    accountant   pld, or rdp, which is faster and needs some 5 % more noise for the same epsilon
     lineage      what is known of the weights that training begins with; looked up unless set before make_private
     secure_mode  the key of the noise cannot be copied; cannot be seeded
     """
 
-    def __init__(self, accountant: str = "rdp", secure_mode: bool = False) -> None:
+    def __init__(self, accountant: str = DEFAULT, secure_mode: bool = False) -> None:
         self._secure = Secure() if secure_mode else None
         self.accountant = accountant_named(accountant).name
         self.diagnostics: Diagnostics | None = None
@@ -68,12 +70,15 @@ class PrivacyEngine:
         max_grad_norm: float,
         method: str = "lm",
         risk: Any = None,
+        layers: str | LayerMap = "module",
         weights: str = "private",
         emphasis: float = 1.0,
         public_data: Any = None,
         criterion: Criterion | None = None,
         public_every: int = 10,
         weight_budget: float = 0.01,
+        unit_clip: bool = False,
+        unit_gain: bool = False,
         poisson_sampling: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
         max_physical_batch_size: int | None = None,
@@ -91,12 +96,15 @@ class PrivacyEngine:
         method           dpsgd, autos, psac, perlayer, naive-perlayer, lm, lm-optimal
         risk             per-layer error rates: a RiskProfile, a {layer: rate} mapping, or a sequence in layer order;
                          None treats all layers alike
+        layers           "module" or "block", as in `LayerMap.of`, or a LayerMap; as the risk was estimated
         weights          where the layer weights of `lm` come from: private, public, fixed, or batch (not certified)
         emphasis         r: how strongly the risk counts
         public_data      (inputs, targets), a dataset or a data loader of public examples, for weights="public"
         criterion        the loss on public data; cross entropy unless given
         public_every     how many steps a set of public weights is used for
         weight_budget    share of the privacy budget spent on the statistic behind weights="private"
+        unit_clip        divide the released gradient by max_grad_norm: one learning rate then suits every max_grad_norm
+        unit_gain        divide it by sqrt(L) times the layer weights of `lm`: layers keep their step, not their noise
         loss_reduction   how the loss combines the examples of a batch. With class weights or ignore_index, a "mean"
                          divides by a number that depends on other examples: use "sum" there
         max_physical_batch_size
@@ -105,8 +113,7 @@ class PrivacyEngine:
                          their lean rule, slower and as exact, until the sum fits; plan(numbers=True) says at what cost
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
-        check_mixing     look whether examples meet in the model or the loss, and refuse if so; without, the run is
-                         not certified
+        check_mixing     look whether examples meet in model or loss, and refuse if so; without, not certified
         looks_besides    after 1, 2, 16, 64, 1024 … steps four batches are handed out only to be looked at, and count
                          for nothing. They take the place of others of the pass; True: they are added to it
         allow_large_delta
@@ -115,10 +122,10 @@ class PrivacyEngine:
         seed             makes sampling and noise reproducible, and the run not certified
         """
         observer, observed = self._observer, type(self._observer) is not Observer
-        parts_alone = max_physical_batch_size is not None and not poisson_sampling
-        self._check(module, optimizer, loss_reduction, parts_alone)
+        self._refuse_second()
+        check_setup(module, optimizer, loss_reduction, poisson=poisson_sampling, parts_of=max_physical_batch_size)
         rate, size = sample_rate_of(data_loader)
-        layers, mean_loss = LayerMap.of(module), loss_reduction == "mean"
+        layers, mean_loss = LayerMap.chosen(module, layers), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
         check_source(weights, clipping.method, public_data, data_loader.dataset)
@@ -132,11 +139,14 @@ class PrivacyEngine:
         capture = Capture(module, layers, generic_modules=generic, memory_budget=memory_budget, watcher=independence)
         try:
             probe = partial(PublicProbe, capture, public_data, criterion, clipping)
-            source = source_for(weights, clipping.method, rates, emphasis, probe, public_every, weight_budget)
+            source = source_for(
+                weights, clipping.method, rates, emphasis, probe, public_every, weight_budget, capture.device
+            )
             mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size)
             self.diagnostics = Diagnostics() if diagnostics else None
             watch = Watch(capture, judgement, independence)
-            options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer)
+            rescaling = Rescaling.of(clipping.method, weights, max_grad_norm, unit_clip=unit_clip, unit_gain=unit_gain)
+            options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer, rescaling)
             step = PrivateStep(capture, clipping, source, randomness, mechanism, options)
             ledger = Ledger(mechanism)
             private = PrivateOptimizer(optimizer, step, ledger, log, watch)
@@ -151,18 +161,9 @@ class PrivacyEngine:
             self._loader = loader
         return module, optimizer, loader
 
-    def _check(self, module: nn.Module, optimizer: torch.optim.Optimizer, reduction: str, parts_alone: bool) -> None:
-        """Refuse what cannot be attached to, before anything is done."""
+    def _refuse_second(self) -> None:
         if self._run is not None:
             raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
-        if is_attached(module):
-            raise RuntimeError("this model is already attached to a PrivacyEngine. Call detach() on that engine first.")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction is {reduction!r}; it must be 'mean' or 'sum'")
-        if parts_alone:
-            raise ValueError("max_physical_batch_size splits Poisson batches; it needs poisson_sampling=True")
-        check_model(module)
-        check_optimizer(module, optimizer)
 
     def _mechanism(
         self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, rate: float, size: int
@@ -209,10 +210,7 @@ class PrivacyEngine:
         iterations = math.ceil(epochs * steps_per_pass(rate) - 1e-9)
         if iterations < 1:
             raise ValueError(f"epochs is {epochs}; it must be above 0")
-        beside = ("looks_besides", "max_physical_batch_size")
-        without = ("check_mixing", "poisson_sampling")
-        takes = not any(options.get(name) for name in beside) and all(options.get(name, True) for name in without)
-        steps = steps_among(iterations) if takes else iterations
+        steps = steps_left(iterations, options)
         check_delta(target_delta, size, allowed=bool(options.get("allow_large_delta")))
         target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
         sigma = calibrate_noise(**target, sample_rate=rate, steps=steps, accountant=self.accountant)

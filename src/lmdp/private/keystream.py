@@ -12,17 +12,17 @@ simulations.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from lmdp.gradients.attach import REGISTRY
+from lmdp.gradients.compiled.rounds import SPARE
 
 KEY_BYTES = 32
 _ZEROS = memoryview(bytes(2**22))
-SPARE = 2
-"""Words beyond the last one asked for: a block cipher may demand room for one more block."""
 
 
 def fresh_key() -> bytes:
@@ -66,3 +66,35 @@ class KeyStream:
     def uniform(self, count: int) -> Tensor:
         """float64 [count]: multiples of 2^-53 in [0, 1), all equally likely."""
         return (self.words(count) >> 11).add_(2**52).double().mul_(2.0**-53)
+
+
+class FarStream:
+    """Bits that a device other than the host makes itself, by torch's generator there, seeded with 64 secret bits.
+
+    That generator (Philox, on GPUs) is made for simulations: it is fast and independent of data, and nobody without the
+    seed is known to tell its bits, but it is no cipher. With `secure_mode=True` bits come from the host's instead.
+    """
+
+    description = "noise from bits of the device's own generator, seeded with 64 bits of that stream"
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._device, self._generator = device, torch.Generator(device=device).manual_seed(seed)
+
+    def words(self, count: int) -> Callable[[], Tensor]:
+        """int64 [count], of the next bits: the same at each call of what is returned."""
+        before, ready = self._generator.get_state(), [self._drawn(count)]
+
+        def words() -> Tensor:
+            if ready:  # a second call is rare, so nothing is kept for it
+                return ready.pop()
+            now = self._generator.get_state()  # others have drawn since: no bit may be drawn twice
+            self._generator.set_state(before)
+            once_more = self._drawn(count)
+            self._generator.set_state(now)
+            return once_more
+
+        return words
+
+    def _drawn(self, count: int) -> Tensor:
+        words = torch.empty(count, dtype=torch.int64, device=self._device)
+        return words.random_(-(2**63), None, generator=self._generator)  # of all 64 bits

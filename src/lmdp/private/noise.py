@@ -25,7 +25,8 @@ under `Seeded` is reproducible, and therefore never certified.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -33,8 +34,10 @@ import torch
 from torch import Tensor
 
 from lmdp.accounting import Grid
-from lmdp.gradients.compiled.grid import on_grid
-from lmdp.private.keystream import KEY_BYTES, SPARE, KeyStream, fresh_key
+from lmdp.gradients.compiled.far import OnDevice
+from lmdp.gradients.compiled.rounds import Rounded
+from lmdp.gradients.rows import joined
+from lmdp.private.keystream import KEY_BYTES, FarStream, KeyStream, fresh_key
 
 PROMISE = (
     "sum and noise are added as real numbers and rounded once, to a public grid that does not depend on data: "
@@ -42,71 +45,78 @@ PROMISE = (
 )
 """How it was established that floating point does not undo the noise."""
 
-_SAMPLING, _NOISE = 0, 1
-ROUND = 2**21
-"""Numbers that are on_grid at a time. One thread writes the bits that all read; in smaller rounds, whose memory is
-written again while other cores have it in their caches, that took up to four times as long."""
+_SAMPLING, _NOISE, _SEEDS = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Sums that get noise: times their weights [n], on a grid, divided by `size`; of types and devices of `like`.
+
+    The sums are given away: each is freed as soon as its result is there.
+    """
+
+    like: Sequence[Tensor]
+    sums: list[Tensor]
+    weights: Tensor
+    grid: Grid
+    size: float = 1.0
+
+    def on(self, device: torch.device) -> Rounded:
+        """Those on one device, in steps of the grid."""
+        here = [i for i, t in enumerate(self.like) if t.device == device]
+        of_each = [(self.sums[i].detach().contiguous().view(-1), self.like[i].dtype) for i in here]
+        for i in here:
+            self.sums[i] = torch.empty(0, device="cpu")
+        step = self.grid.step
+        return Rounded(here, of_each, self.weights / step, deviation=self.grid.std / step, step=step / self.size)
 
 
 class GaussianNoise:
     """Independent normal draws, two from every two words of a stream. Each call draws anew; nothing is reused."""
 
-    def __init__(self, stream: KeyStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: KeyStream, far: Callable[[torch.device], FarStream] | None = None) -> None:
+        """`far`: makes the words for a device that is not the host, there; without, they are copied to it."""
+        self._stream, self._far = stream, far
 
     @property
     def drawn(self) -> int:
-        """How many words of the stream have been used."""
+        """How many words have been used."""
         return self._stream.drawn
 
-    def added(
-        self, like: Sequence[Tensor], sums: Sequence[Tensor], weights: Sequence[float], grid: Grid, size: float = 1.0
-    ) -> list[Tensor]:
-        """(sum · weight + noise) / size of each, of the types, devices and memory formats of `like`."""
-        if grid.std == 0:
-            pairs = zip(like, sums, weights)
-            return [torch.zeros_like(t, requires_grad=False).add_(s, alpha=w / size) for t, s, w in pairs]
-        results = [torch.empty(t.numel(), dtype=t.dtype, device="cpu") for t in like]
-        flat = [s.detach().cpu().contiguous().view(-1) for s in sums]
-        pieces = [piece for out, s, w in zip(results, flat, weights) for piece in _pieces(out, s, w / grid.step)]
-        room = torch.empty(min(ROUND, sum(map(len, results))) + len(pieces) + SPARE, dtype=torch.int64, device="cpu")
-        for part in _rounds(pieces):
-            self._fill(part, grid.std / grid.step, grid.step / size, room)
-        return [_laid_out(result.view(t.shape), t) for result, t in zip(results, like)]
+    def added(self, *noised: Noised) -> list[list[Tensor]]:
+        """(sum · weight + noise) / size of all. A device that is not the host is waited for once, at the end."""
+        works: dict[torch.device, OnDevice] = {}
+        results: list[dict[int, list[Tensor]]] = []
+        for each in noised:
+            results.append({})
+            for device in dict.fromkeys(t.device for t in each.like):
+                if each.grid.std == 0:
+                    scales = (each.weights / each.size).to(device)
+                    results[-1] |= {i: [s * scales[i]] for i, s in enumerate(each.sums) if s.device == device}
+                elif device.type == "cpu":
+                    results[-1] |= each.on(device).on_host(self._stream)
+                else:
+                    work, words = works.setdefault(device, OnDevice()), functools.partial(self._words_on, device)
+                    results[-1] |= each.on(device).on_device(work, self._stream, words)
+        for work in works.values():
+            work.finish(self._stream.more)
+        return [
+            [_laid_out(joined(flat[i]).view(t.shape), t) for i, t in enumerate(each.like)]
+            for each, flat in zip(noised, results)
+        ]
 
-    def _fill(self, part: list[_Piece], deviation: float, step: float, room: Tensor) -> None:
-        start, counts = self.drawn, [out.numel() + out.numel() % 2 for out, _, _ in part]
-        words = self._stream.words(sum(counts), room).split(counts)
-        for (out, sums, weight), count, bits in zip(part, counts, words):
-            more = functools.partial(self._stream.more, start)
-            on_grid(bits, sums, out, weight=weight, deviation=deviation, step=step, more=more)
-            start += count
-
-
-_Piece = tuple[Tensor, Tensor, float]
-"""Results [n], sums [n], and what the sums are multiplied by."""
-
-
-def _pieces(out: Tensor, sums: Tensor, weight: float) -> list[_Piece]:
-    return [(a, b, weight) for a, b in zip(out.split(ROUND), sums.split(ROUND))]
-
-
-def _rounds(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """One after the other, as many pieces together as are not more than ROUND numbers."""
-    part: list[_Piece] = []
-    total = 0
-    for piece in pieces:
-        if part and total + len(piece[0]) > ROUND:
-            yield part
-            part, total = [], 0
-        part.append(piece)
-        total += len(piece[0])
-    yield part
+    def _words_on(self, device: torch.device, count: int) -> Callable[[], Tensor]:
+        """The next words, the same whenever they are asked for."""
+        if self._far is not None:
+            self._stream.drawn += count
+            return self._far(device).words(count)
+        words = self._stream.words(count)
+        return lambda: words.to(device)
 
 
 def _laid_out(released: Tensor, like: Tensor) -> Tensor:
     """In the memory format of a parameter: fused optimizers read a gradient in the parameter's order."""
-    if like.is_contiguous() and like.device == released.device:
+    if like.is_contiguous() and like.dtype == released.dtype:
         return released
     return torch.empty_like(like, requires_grad=False).copy_(released)
 
@@ -114,7 +124,8 @@ def _laid_out(released: Tensor, like: Tensor) -> Tensor:
 class Randomness(Protocol):
     """Everything that is random in a private training. `source` says in a statement where it comes from."""
 
-    source: str
+    @property
+    def source(self) -> str: ...
 
     def uniforms(self, draw: int, size: int) -> Tensor:
         """Uniform numbers in [0, 1), float64, for the draw of this number."""
@@ -128,14 +139,30 @@ class Randomness(Protocol):
 class Entropy:
     """Keyed by the operating system; a resumed run has a new key, and so has a copy or a forked process."""
 
-    source = "AES-256-CTR keyed by the operating system, rounded exactly to a public grid"
+    made_there = True
+    """Whether a device other than the host makes the bits of its noise itself, or they are copied to it."""
 
     def __init__(self, key: bytes | None = None) -> None:
         """`key` is for tests only: a run whose key is known is not private."""
+        self._kinds: set[str] = set()
         self._begin(fresh_key() if key is None else key)
 
     def _begin(self, key: bytes) -> None:
-        self._sampling, self._noise = KeyStream(key, _SAMPLING), GaussianNoise(KeyStream(key, _NOISE))
+        seeds, streams = KeyStream(key, _SEEDS), dict[torch.device, FarStream]()
+
+        def far(device: torch.device) -> FarStream:
+            if device not in streams:
+                self._kinds.add(device.type)
+                streams[device] = FarStream(device, int(seeds.words(1)))
+            return streams[device]
+
+        self._sampling = KeyStream(key, _SAMPLING)
+        self._noise = GaussianNoise(KeyStream(key, _NOISE), far if self.made_there else None)
+
+    @property
+    def source(self) -> str:
+        there = f"; on {', '.join(sorted(self._kinds))} {FarStream.description}" if self._kinds else ""
+        return f"AES-256-CTR keyed by the operating system, rounded exactly to a public grid{there}"
 
     def uniforms(self, draw: int, size: int) -> Tensor:
         self._after_fork()
@@ -158,7 +185,11 @@ class Entropy:
 class Secure(Entropy):
     """One engine, one key: it cannot be copied."""
 
-    source = f"{Entropy.source}, under a key that cannot be copied"
+    made_there = False
+
+    @property
+    def source(self) -> str:
+        return f"{super().source}, under a key that cannot be copied"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a cryptographic generator cannot be copied or saved: its stream would be used twice")
@@ -170,8 +201,11 @@ class Seeded:
     def __init__(self, seed: int) -> None:
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
-        self.source = "AES-256-CTR keyed by the seed for every step, rounded exactly to a public grid"
         self._seed = seed
+
+    @property
+    def source(self) -> str:
+        return "AES-256-CTR keyed by the seed for every step, rounded exactly to a public grid"
 
     def uniforms(self, draw: int, size: int) -> Tensor:
         return self._stream(_SAMPLING, draw).uniform(size)

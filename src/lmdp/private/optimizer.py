@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lmdp.accounting import Ledger
-from lmdp.guards import Watch
+from lmdp.guards import Watch, refuse_scaler
 from lmdp.guards.delivery import Delivery, DeliveryLog
 from lmdp.private.step import PrivateStep
 
@@ -20,12 +20,7 @@ class PrivateOptimizer:
     """Stands in for `step` and `zero_grad` of one optimizer until it is detached."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        step: PrivateStep,
-        ledger: Ledger,
-        log: DeliveryLog | None,
-        watch: Watch,
+        self, optimizer: torch.optim.Optimizer, step: PrivateStep, ledger: Ledger, log: DeliveryLog | None, watch: Watch
     ) -> None:
         self.optimizer = optimizer
         self.foreign_steps = 0
@@ -35,6 +30,7 @@ class PrivateOptimizer:
         self._watch = watch
         self._dtypes = {id(p): p.dtype for p in step.capture.parameters.values()}
         attachment = step.capture.attachment
+        attachment.set(optimizer, "_step_supports_amp_scaling", True)  # or GradScaler fails before it calls step
         self._original_step = attachment.replace(optimizer, "step", self._private_step)
         self._original_zero_grad = attachment.replace(optimizer, "zero_grad", self._private_zero_grad)
 
@@ -48,6 +44,7 @@ class PrivateOptimizer:
             with torch.enable_grad():
                 loss = closure()
         self._check_parameters()
+        refuse_scaler(self.optimizer)
         self._watch.check()
         delivery = self._check_batch()
         last = delivery is None or delivery.last

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from lmdp.gradients import Capture
@@ -35,15 +37,23 @@ class PublicProbe:
         self._clipping = clipping
 
     def __call__(self, number: int) -> BatchView:
-        inputs, targets = self._batch(number)
         capture, clip_norm = self._capture, self._clipping.clip_norm
+        inputs, targets = pytree.tree_map_only(Tensor, lambda t: t.to(capture.device), self._batch(number))
         with torch.enable_grad(), capture.aside():
-            self._criterion(capture.model(inputs), targets).backward()
+            outputs = capture.model(**inputs) if isinstance(inputs, Mapping) else capture.model(inputs)
+            self._criterion(outputs, _beside(outputs, targets)).backward()
             public = measure(capture.take(), capture, mean_loss=True)
         if not self._clipping.method.optimal:
             return BatchView(public.norms, clip_norm)
+        public = replace(public, gradients=public.gradients.without(public.bad))  # whether there are any is not asked
         clipped, raw = public.sums(self._clipping.scales(public.norms), torch.ones_like(public.norms))
         return batch_view(public.norms, clip_norm, clipped, raw, len(public.norms), capture)
+
+
+def _beside(outputs: Any, targets: Any) -> Any:
+    """The targets on the device of the outputs, where a model that is spread over several ends."""
+    first = next((leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)), None)
+    return targets if first is None else pytree.tree_map_only(Tensor, lambda t: t.to(first.device), targets)
 
 
 def _batches(data: Any) -> Callable[[int], Any]:

@@ -127,6 +127,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """What a run that goes on from this one must know of it."""
+        self.verdicts()  # also where a statement was made before: what happened since is looked at
         self.record()
         return {
             "identity": self.identity,

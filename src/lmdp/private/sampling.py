@@ -60,7 +60,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.deliveries: deque[tuple[Tensor, Delivery]] = deque()
         self.numbers = range(0)
         self._drawn = 0
-        self._waiting: dict[int, Tensor] = {}
+        self._fetching: dict[int, Tensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("size", "rate", "uniforms") and name in vars(self):
@@ -75,7 +75,7 @@ class PoissonSampler(Sampler[list[int]]):
     def begin_pass(self) -> int:
         """The number of its first draw. Draws that steps have used are forgotten."""
         first = self._drawn if self.position is None else self.position()
-        self._waiting = {number: drawn for number, drawn in self._waiting.items() if number >= first}
+        self._fetching = {number: drawn for number, drawn in self._fetching.items() if number >= first}
         return first
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -94,10 +94,10 @@ class PoissonSampler(Sampler[list[int]]):
 
     def draw(self, number: int) -> Tensor:
         """Indices of one Poisson draw, in order."""
-        if number not in self._waiting:
-            self._waiting[number] = (self.uniforms(number, self.size) < self.rate).nonzero().squeeze(1)
+        if number not in self._fetching:
+            self._fetching[number] = (self.uniforms(number, self.size) < self.rate).nonzero().squeeze(1)
         self._drawn = max(self._drawn, number + 1)
-        return self._waiting[number]
+        return self._fetching[number]
 
 
 class PoissonLoader(DataLoader[Any]):

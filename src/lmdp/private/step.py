@@ -14,20 +14,20 @@ Assumes bounded contributions (`clipping.py`), weights fixed before the batch wa
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lmdp.accounting import Mechanism
+from lmdp.diagnostics import Diagnostics, StepRecord
 from lmdp.gradients import Capture, PerExampleGradients
-from lmdp.gradients.attach import full_precision
-from lmdp.gradients.rows import dot_product, norm_floor
+from lmdp.gradients.precision import full_precision
+from lmdp.gradients.rows import dot_product
 from lmdp.private.clipping import Clipping, usable
-from lmdp.private.diagnostics import Diagnostics, StepRecord
-from lmdp.private.noise import Randomness
+from lmdp.private.noise import Noised, Randomness
 from lmdp.private.weights import BatchView, LayerWeights, shares
+from lmdp.rescaling import Rescaling
 
 
 @dataclass
@@ -67,12 +67,14 @@ class Observer:
 @dataclass(frozen=True)
 class StepOptions:
     """mean_loss: whether the loss divides by the number of examples, which is undone. allow_unused: whether parameters
-    that a pass does not reach count as zero. diagnostics: where un-noised numbers go, if anywhere."""
+    that a pass does not reach count as zero. diagnostics: where un-noised numbers go, if anywhere. rescaling: of what
+    was released."""
 
     mean_loss: bool = True
     allow_unused: bool = False
     diagnostics: Diagnostics | None = None
     observer: Observer = Observer()  # noqa: RUF009  (it has no state)
+    rescaling: Rescaling = Rescaling()  # noqa: RUF009  (frozen)
 
 
 class PrivateStep:
@@ -95,6 +97,9 @@ class PrivateStep:
         self.options = options
         self._keep_norms = options.diagnostics is not None or source.reads_batch
         self._keep_raw = options.diagnostics is not None or source.reads_sums
+        self._layer_of = torch.tensor(
+            [capture.layers.index[name] for name in capture.parameters], device=capture.device
+        )
         self._sums = self._fresh()
 
     def absorb(self) -> None:
@@ -107,8 +112,7 @@ class PrivateStep:
                     "trained (requires_grad_(False)) before make_private, or pass allow_unused=True: they then count "
                     "as zero and receive noise only."
                 )
-            measured = measure(gradients, self.capture, mean_loss=self.options.mean_loss)
-            measured, scales = measured.scaled(self.clipping)
+            measured, scales = measure(gradients, self.capture, mean_loss=self.options.mean_loss).scaled(self.clipping)
             wanted = [scales, torch.ones_like(scales)] if self._keep_raw else [scales]
             for total, more in zip((self._sums.clipped, self._sums.raw), measured.sums(*wanted)):
                 for name, value in more.items():
@@ -130,26 +134,30 @@ class PrivateStep:
         """
         with full_precision(self.capture.device):
             sums, self._sums = self._sums, self._fresh()
-            mechanism, index, parameters = self.mechanism, self.capture.layers.index, self.capture.parameters
+            mechanism, parameters = self.mechanism, self.capture.parameters
             w = self.source.weights(lambda: self._view(sums))  # [L]
-            layer_weights, noise = w.tolist(), self.randomness.noise(number)
-            gradients = noise.added(
+            clipped = dict(sums.clipped) if self.options.diagnostics is not None else sums.clipped
+            gradient = Noised(
                 list(parameters.values()),
-                [sums.clipped[name] if name in sums.clipped else torch.zeros_like(p) for name, p in parameters.items()],
-                [layer_weights[index[name]] for name in parameters],
+                [clipped.pop(name) if name in clipped else torch.zeros_like(p) for name, p in parameters.items()],
+                w[self._layer_of],
                 mechanism.gradient_grid,
                 mechanism.expected_batch_size,
             )
-            for parameter, gradient in zip(parameters.values(), gradients):
-                parameter.grad = gradient
-            if mechanism.statistic_share:
-                (statistic,) = noise.added([sums.shares], [sums.shares], [1.0], mechanism.statistic_grid)
-                self.source.observe(self.options.observer.statistic(statistic))
+            statistic = Noised([sums.shares], [sums.shares], torch.ones_like(w[:1]), mechanism.statistic_grid)
+            noised = [gradient, statistic] if mechanism.statistic_share else [gradient]
+            released, *statistics = self.randomness.noise(number).added(*noised)
+            rescaled = self.options.rescaling.applied(released, w, self._layer_of)  # post-processing
+            for parameter, value in zip(parameters.values(), rescaled):
+                parameter.grad = value
+            for (noisy_sum,) in statistics:
+                self.source.observe(self.options.observer.statistic(noisy_sum))
             if self.options.diagnostics is not None:
                 self.options.diagnostics.add(self._record(sums, w))
 
     def _fresh(self) -> Sums:
-        return Sums({}, {}, torch.zeros(len(self.capture.layers.layers), dtype=torch.float64), [])
+        capture = self.capture
+        return Sums({}, {}, torch.zeros(len(capture.layers), dtype=torch.float64, device=capture.device), [])
 
     def _norms(self, sums: Sums) -> Tensor:
         return torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
@@ -159,53 +167,57 @@ class PrivateStep:
         return batch_view(self._norms(sums), self.clipping.clip_norm, sums.clipped, raw, sums.examples, self.capture)
 
     def _record(self, sums: Sums, w: Tensor) -> StepRecord:
-        norms, squared = self._norms(sums), 0.0
-        for name, raw in sums.raw.items():
-            weight = float(w[self.capture.layers.index[name]])
-            squared += float((sums.clipped[name] * weight - raw).double().square().sum())
-        return StepRecord(
-            bias_norm=math.sqrt(squared) / max(1, sums.examples),
-            clip_fraction=float((norms.norm(dim=1) > self.clipping.clip_norm).double().mean()) if len(norms) else 0.0,
-            weights=tuple(w.tolist()) if self.clipping.method.reweighted else None,
-            mean_norms=tuple(norms.mean(0).tolist()) if len(norms) else (),
+        return StepRecord.of(
+            self._norms(sums),
+            sums.clipped,
+            sums.raw,
+            {name: float(w[at]) for name, at in self.capture.layers.index.items()},
+            clip_norm=self.clipping.clip_norm,
+            w=tuple(w.tolist()) if self.clipping.method.reweighted else None,
             examples=sums.examples,
-            nonfinite_examples=sums.nonfinite,
+            nonfinite=sums.nonfinite,
         )
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The gradients of a batch with their norms [B, L]: non-finite examples removed, and a mean loss undone."""
+    """The gradients of a batch with their norms [B, L], a mean loss undone. Those of `bad` examples count for nothing,
+    and are removed before anything is added up."""
 
     gradients: PerExampleGradients
     capture: Capture
     norms: Tensor
     factor: float
-    nonfinite: int
+    bad: Tensor
+    nonfinite: int = 0
 
     def scaled(self, clipping: Clipping) -> tuple[Measured, Tensor]:
-        """Scales [B, L], and what is left where they leave the normal range."""
-        scales, bad = clipping.fitting(self.norms, self.factor, self.capture.dtype)
-        if not (dropped := int(bad.sum())):
-            return self, scales
-        gradients, norms = self.gradients.without(bad), self.norms.masked_fill(bad[:, None], 0.0)
-        return replace(self, gradients=gradients, norms=norms, nonfinite=self.nonfinite + dropped), scales
+        """Scales [B, L], and what is left without examples that are not finite or that no scale fits."""
+        scales, misfits = clipping.fitting(self.norms, self.factor, self.capture.dtype)
+        return replace(self, bad=self.bad | misfits).finite(), scales
+
+    def finite(self) -> Measured:
+        """Without the bad examples, of which there are hardly ever any: their number is fetched."""
+        (count,) = self.capture.fetching.read(self.bad.sum())
+        if not count:
+            return self
+        gradients, norms = self.gradients.without(self.bad), self.norms.masked_fill(self.bad[:, None], 0.0)
+        return replace(self, gradients=gradients, norms=norms, nonfinite=count)
 
     def sums(self, *scales: Tensor) -> list[dict[str, Tensor]]:
-        """One for each of the `scales` [B, L]."""
+        """One for each of the `scales` [B, L]. Then the gradients are gone."""
         if self.gradients.batch_size == 0:
             return [{} for _ in scales]
         dtypes = {p.dtype for p in self.capture.parameters.values()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float64  # of all at once, not in every layer
-        return self.gradients.weighted_sums([(each * self.factor).to(dtype) for each in scales], self.capture.layers)
+        return self.gradients.last_sums([(each * self.factor).to(dtype) for each in scales], self.capture.layers)
 
 
 def measure(gradients: PerExampleGradients, capture: Capture, *, mean_loss: bool) -> Measured:
     """A loss averaged over B examples gives every example 1/B of its gradient; norms and sums are multiplied back."""
-    factor = float(gradients.batch_size) if mean_loss else 1.0
-    norms, bad = usable(gradients.squared_norms(capture.layers).sqrt(), norm_floor(capture.dtype))
-    nonfinite = int(bad.sum())
-    return Measured(gradients.without(bad) if nonfinite else gradients, capture, norms * factor, factor, nonfinite)
+    factor = gradients.factor(mean_loss=mean_loss)
+    norms, bad = usable(gradients.squared_norms(capture.layers).sqrt(), capture.dtype)
+    return Measured(gradients, capture, norms * factor, factor, bad)
 
 
 def batch_view(
@@ -219,9 +231,9 @@ def batch_view(
     """Norms, and per layer |u|² and u · mean gradient where raw sums were kept (0 for an empty batch)."""
     if raw is None:
         return BatchView(norms, clip_norm)
-    squared, dot = torch.zeros(2, len(capture.layers.layers), dtype=torch.float64)
+    squared, dot = torch.zeros(2, len(capture.layers), dtype=torch.float64, device=capture.device)
     for name, u in clipped.items():
         at = capture.layers.index[name]
-        squared[at] += dot_product(u, u) / examples**2
-        dot[at] += dot_product(u, raw[name]) / examples**2
+        squared[at] += dot_product(u, u).to(squared.device) / examples**2
+        dot[at] += dot_product(u, raw[name]).to(dot.device) / examples**2
     return BatchView(norms, clip_norm, squared, dot)

@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from lmdp.bias import bias_optimal
 from lmdp.methods import SOURCES, Method, clipped_norm, over, total
 
 ERROR_RATE_RANGE = (0.01, 0.5)
@@ -88,9 +89,9 @@ def risk_factors(error_rates: Sequence[float], emphasis: float) -> Tensor:
 def unit(weights: Tensor) -> Tensor:
     """Scaled to norm 1; uniform where nothing is known (all zero, or not finite)."""
     peak = weights.abs().max()
-    if not (torch.isfinite(peak) and peak > 0):
-        return torch.full_like(weights, 1 / math.sqrt(len(weights)))
-    return _normalised(weights / peak)  # so that squares neither overflow nor vanish
+    usable = torch.isfinite(peak) & (peak > 0)  # not read: it may be on a device
+    uniform = torch.full_like(weights, 1 / math.sqrt(len(weights)))
+    return torch.where(usable, _normalised(weights / peak), uniform)  # so that squares neither overflow nor vanish
 
 
 def _normalised(vector: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def mean_ratio(batch: BatchView) -> Tensor:
     """The paper's ŵ_l: mean over examples of n_il / C_i."""
     n = batch.norms
     if len(n) == 0:
-        return torch.zeros(n.shape[1], dtype=n.dtype)
+        return n.new_zeros(n.shape[1])
     return over(n, clipped_norm(n, batch.clip_norm).expand_as(n)).mean(0)
 
 
@@ -142,8 +143,8 @@ class Unweighted(Fixed):
 
     name = "none"
 
-    def __init__(self, layers: int) -> None:
-        self._weights = torch.ones(layers, dtype=torch.float64)
+    def __init__(self, risk: Tensor) -> None:
+        self._weights = torch.ones_like(risk)
 
 
 class Private(Fixed):
@@ -168,7 +169,7 @@ class Private(Fixed):
         self._update()
 
     def _update(self) -> None:
-        base = self._mean.clamp(min=FLOOR * float(self._mean.abs().max()))
+        base = self._mean.clamp(min=FLOOR * self._mean.abs().max())
         self._weights = unit(unit(base) * self._risk)
 
     def state(self) -> dict[str, list[float]]:
@@ -214,7 +215,7 @@ class Public(Fixed):
 def _restored(state: dict[str, list[float]], name: str, like: Tensor) -> Tensor:
     """A vector of a saved state, of the length and type of `like`."""
     try:
-        vector = torch.tensor(state[name], dtype=like.dtype)
+        vector = torch.tensor(state[name], dtype=like.dtype, device=like.device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"the saved state has no usable '{name}' ({type(error).__name__}: {error})") from None
     if vector.shape != like.shape or not torch.isfinite(vector).all():
@@ -247,11 +248,19 @@ def refutation(source: LayerWeights) -> str:
 
 
 def source_for(
-    name: str, method: Method, rates: Sequence[float], emphasis: float, probe: Probe, every: int, share: float
+    name: str,
+    method: Method,
+    rates: Sequence[float],
+    emphasis: float,
+    probe: Probe,
+    every: int,
+    share: float,
+    device: torch.device | str = "cpu",
 ) -> LayerWeights:
     """The source of this name at work; `probe` is made for `public` only. Settings are checked for every method."""
     base: Base = optimal_base if method.optimal else mean_ratio
     risk = torch.ones(len(rates), dtype=torch.float64) if method.optimal else risk_factors(rates, emphasis)
+    risk = risk.to(device)
     makers: dict[str, Callable[[], LayerWeights]] = {
         "private": lambda: Private(risk, share=share),
         "public": lambda: Public(risk, base=base, measure=probe(), every=every),
@@ -259,23 +268,7 @@ def source_for(
         "batch": lambda: Batch(risk, base=base),
     }
     at_work = makers[name]()
-    return at_work if method.reweighted else Unweighted(len(risk))
-
-
-def check_source(name: str, method: Method, public_data: Any, private: Any) -> None:
-    """Refuse a source that does not exist, that the method cannot have, or that lacks its public data."""
-    if name not in SOURCES:
-        raise ValueError(f"weights is {name!r}; it must be one of {', '.join(SOURCES)}")
-    if method.reweighted and name not in method.sources:
-        verdicts = {each: "not certified" if SOURCES[each].refuted else "certified" for each in method.sources}
-        raise ValueError(
-            f"method {method.name!r} with weights={name!r}: such weights are computed from gradients. Use "
-            f"{' or '.join(f'weights={each!r} ({verdict})' for each, verdict in verdicts.items())}."
-        )
-    if SOURCES[name].needs_public_data and public_data is None:
-        raise ValueError(f"weights={name!r} needs public_data: (inputs, targets), a dataset or a data loader")
-    if public_data is not None and getattr(public_data, "dataset", public_data) is private:
-        raise ValueError("public_data is the private dataset itself. Pass examples that are public and not in it.")
+    return at_work if method.reweighted else Unweighted(risk)
 
 
 def optimal_base(batch: BatchView) -> Tensor:
@@ -283,41 +276,3 @@ def optimal_base(batch: BatchView) -> Tensor:
     if batch.squared_u is None or batch.u_dot_mean is None:
         raise ValueError("bias-optimal weights need |u|^2 and u · mean gradient of the batch")
     return bias_optimal(batch.squared_u.double(), batch.u_dot_mean.double())
-
-
-def bias_optimal(A: Tensor, B: Tensor) -> Tensor:
-    """argmin over ||w|| = 1 of sum_l A_l w_l² − 2 B_l w_l.
-
-    Stationary points are w_l = B_l / (A_l − λ). The global minimum has λ ≤ min A, where the norm of w rises
-    monotonically in λ from 0, so there is one root. In the hard case (B vanishes where A is smallest) the norm may
-    stay below 1 up to λ = min A; that coordinate then takes what is missing.
-    """
-    from scipy.optimize import brentq  # here, because importing it takes longer than everything else in lmdp
-
-    scale = float(torch.maximum(A.abs().max(), B.abs().max()))
-    if not (math.isfinite(scale) and scale > 0):
-        return torch.full_like(A, 1 / math.sqrt(len(A)))
-    a, b = A / scale, B / scale
-    gap = a - a.min()  # in terms of μ = min A − λ > 0: w = b / (gap + μ)
-
-    def norm_minus_one(mu: float) -> float:
-        return float(torch.linalg.vector_norm(b / (gap + mu))) - 1.0
-
-    high = 2 * float(torch.linalg.vector_norm(b))  # there the norm is at most 1/2, since gap >= 0
-    low = high * 1e-18
-    if low == 0 or norm_minus_one(low) < 0:
-        return _hard_case(gap, b, low)
-    # Search in log μ: the root may lie many orders of magnitude below the upper end.
-    log_mu = brentq(lambda t: norm_minus_one(math.exp(t)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
-    w = b / (gap + math.exp(log_mu))
-    return _normalised(w)
-
-
-def _hard_case(gap: Tensor, b: Tensor, mu: float) -> Tensor:
-    """Even this close to λ = min A the norm is below 1: the coordinate of smallest A takes what is missing."""
-    smallest = int(gap.argmin())
-    w = b / (gap + max(mu, torch.finfo(gap.dtype).tiny))
-    w[smallest] = 0.0
-    missing = max(0.0, 1.0 - float(w.square().sum()))
-    w[smallest] = math.copysign(math.sqrt(missing), float(b[smallest]))
-    return _normalised(w)

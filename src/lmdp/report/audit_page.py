@@ -19,6 +19,7 @@ def render(report: Audit) -> str:
         "header",
         el("h1", "Membership audit"),
         paragraph(report.verdict, "verdict"),
+        *(paragraph(note, "note") for note in report.notes),
         warning(report.warning),
     )
     parts = leakage([("this model", Style.of_model(0), report)], layers, [])

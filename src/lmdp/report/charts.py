@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lmdp.membership.leak import Leak
+from lmdp.report.drawn import Vulnerable
 from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.forest import Point, Row, forest
 from lmdp.report.lines import Dot, HeatRow, Line, heat, lines
@@ -21,6 +22,7 @@ from lmdp.report.values import (
     over_steps,
     peak_leak,
     share,
+    shown_names,
     weights_over_steps,
 )
 
@@ -41,7 +43,13 @@ def audited(story: Story) -> list[Audited]:
     return [(t.name, Style.of_model(i), t.audit) for i, t in enumerate(story.trained) if t.audit is not None]
 
 
-def mia_by_layer(models: Sequence[Audited], layers: Sequence[str]) -> Chart | None:
+def most_vulnerable(models: Sequence[Audited]) -> list[Audited]:
+    """The same models as attacks on their canaries see them: those in which some were planted."""
+    sides = ((name, style, Vulnerable.of(audit)) for name, style, audit in models)
+    return [(name, style, side) for name, style, side in sides if side is not None]
+
+
+def mia_by_layer(models: Sequence[Audited], layers: Sequence[str], who: str = "") -> Chart | None:
     """AUC of the best membership attack on each layer of each model, controls and the model's output beside them."""
     rows: dict[tuple[bool, str], list[Point]] = {(False, name): [] for name in layers}
     for i, (model, _, audit) in enumerate(models):
@@ -52,9 +60,10 @@ def mia_by_layer(models: Sequence[Audited], layers: Sequence[str]) -> Chart | No
     return _forest(
         rows,
         [(model, style) for model, style, _ in models],
-        title="Membership inference by layer",
+        title=f"Membership inference by layer{who and f': {who}'}",
         description="Area under the ROC curve of the best attack on each layer, with 95 % intervals; 0.5 is chance.",
         axis="AUC of the membership attack (95 % interval)",
+        by=next((audit.by for _, _, audit in models), ""),
     )
 
 
@@ -71,6 +80,7 @@ def risk_by_layer(profile: RiskProfile) -> Chart | None:
         title="Risk profile on public data",
         description="Area under the ROC curve of the best attack on each layer of the shadow model, held out.",
         axis="AUC, held out (95 % interval)",
+        by=profile.by,
     )
 
 
@@ -89,6 +99,7 @@ def in_sample_by_layer(profile: RiskProfile) -> Chart | None:
         title="In-sample accuracy beside its null",
         description="What the adversary scores on its own training set, with true and with permuted membership labels.",
         axis="accuracy on the adversary's own training set",
+        by=profile.by,
     )
 
 
@@ -139,7 +150,7 @@ def epsilon_over_steps(story: Story) -> Chart | None:
 
 def weights(story: Story) -> list[tuple[Trained, Chart]]:
     """For each model with layer weights, those weights over steps: lines, or a heat map of many layers."""
-    return [(t, chart) for t in story.trained if (chart := _weights(t, story.layers)) is not None]
+    return [(t, chart) for t in story.trained if (chart := _weights(t, story)) is not None]
 
 
 def roc_at_peak(models: Sequence[Audited], limits: Sequence[Limit]) -> Chart | None:
@@ -184,7 +195,10 @@ def limits(story: Story) -> list[Limit]:
 def figures(story: Story) -> dict[str, str]:
     """File name → SVG that stands alone, on white, for papers: those that the data allow."""
     models = audited(story)
+    planted = most_vulnerable(models)
     charts: dict[str, Chart | None] = {
+        "canaries-by-layer": mia_by_layer(planted, story.layers, "canaries") if planted else None,
+        "canaries-roc": roc_at_peak(planted, limits(story)) if planted else None,
         "mia-by-layer": mia_by_layer(models, story.layers),
         "accuracy": accuracy_over_steps(story),
         "epsilon": epsilon_over_steps(story),
@@ -198,7 +212,7 @@ def figures(story: Story) -> dict[str, str]:
     weighted = weights(story)
     for i, (_, chart) in enumerate(weighted, 1):
         charts["weights" if len(weighted) == 1 else f"weights-{i}"] = chart
-    narrow = {"roc": 440.0, "accuracy": 480.0, "epsilon": 480.0}
+    narrow = {"roc": 440.0, "canaries-roc": 440.0, "accuracy": 480.0, "epsilon": 480.0}
     return {
         f"{name}.svg": '<?xml version="1.0" encoding="UTF-8"?>\n'
         + chart(Sheet(narrow.get(name, FIGURE_WIDTH), PAPER, name, alone=True))
@@ -225,9 +239,11 @@ def _forest(
     title: str,
     description: str,
     axis: str,
+    by: str,
 ) -> Chart | None:
+    called = shown_names((name for aside, name in rows if not aside), by)
     drawn = [
-        Row(name, tuple(points), aside)
+        Row(name if aside else called[name], tuple(points), aside)
         for (aside, name), points in sorted(rows.items(), key=lambda item: item[0][0])
         if points
     ]
@@ -241,12 +257,16 @@ def _lines(story: Story, dots: Callable[[Trained], Iterable[Dot]]) -> list[Line]
     return [line for line in drawn if line.dots]
 
 
-def _weights(trained: Trained, layers: Sequence[str]) -> Chart | None:
+def _weights(trained: Trained, story: Story) -> Chart | None:
     rows = weights_over_steps(trained)
     if not rows:
         return None
     count = max(len(values) for _, values in rows)
-    names = [layers[i] if i < len(layers) else f"layer {i + 1}" for i in range(count)]
+    layers = story.layers
+    if story.risk is not None and len(story.risk.layers) == count:  # an audit also reads layers that are not trained
+        layers = tuple(layer.name for layer in story.risk.layers)
+    called = shown_names(layers, trained.audit.by if trained.audit else story.risk.by if story.risk else "")
+    names = [called[layers[i]] if i < len(layers) else f"layer {i + 1}" for i in range(count)]
     title = f"Layer weights over steps: {trained.name}"
     description = "Weight of each layer during training; a layer of smaller weight gets a smaller share of the update."
     if count > MOST_LINES:

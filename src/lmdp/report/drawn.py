@@ -6,6 +6,7 @@ other way round. Leaks and risk profiles draw nothing and are taken as they are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +22,25 @@ class Peak(Protocol):
     def auc(self) -> float: ...
     @property
     def interval(self) -> tuple[float, float]: ...
+
+
+class CanaryLeaks(Protocol):
+    """As `lmdp.audit.CanaryLeaks`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def layers(self) -> tuple[Leak, ...]: ...
+    @property
+    def peak(self) -> Peak: ...
+    @property
+    def reference(self) -> Leak | None: ...
+    @property
+    def inside(self) -> int: ...
+    @property
+    def outside(self) -> int: ...
+    @property
+    def bound(self) -> Bound | None: ...
 
 
 class Audit(Protocol):
@@ -44,6 +64,42 @@ class Audit(Protocol):
     def warning(self) -> str: ...
     @property
     def verdict(self) -> str: ...
+    @property
+    def by(self) -> str: ...
+    @property
+    def tpr_limit_at_1pct(self) -> float | None: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def canaries(self) -> CanaryLeaks | None: ...
+    @property
+    def together(self) -> tuple[Leak, ...]: ...
+
+
+@dataclass(frozen=True)
+class Vulnerable:
+    """What an audit says of canaries, as if it were of nothing else: they are drawn and told as members are."""
+
+    layers: tuple[Leak, ...]
+    peak: Peak
+    reference: Leak | None
+    members: int
+    nonmembers: int
+    by: str
+    tpr_limit_at_1pct: float | None = None
+    controls: tuple[Leak, ...] = ()
+    left_out: int = 0
+    warning: str = ""
+    verdict: str = ""
+    notes: tuple[str, ...] = ()
+    canaries: CanaryLeaks | None = None
+    together: tuple[Leak, ...] = ()
+
+    @classmethod
+    def of(cls, audit: Audit) -> Vulnerable | None:
+        """None where no canaries were planted."""
+        c, limit = audit.canaries, audit.tpr_limit_at_1pct
+        return None if c is None else cls(c.layers, c.peak, c.reference, c.inside, c.outside, audit.by, limit)
 
 
 class Bound(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report import charts, tables
+from lmdp.report.drawn import Vulnerable
 from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.guarantee import guarantees
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
@@ -54,12 +55,15 @@ def _head(story: Story) -> str:
 
 
 def _tile(trained: Trained, style: Style) -> str:
-    """The three numbers to know of a model."""
+    """The numbers to know of a model."""
     last = accuracy(trained)
     entries = [("test accuracy", tables.value(last, large=True))] if last else []
     entries.append(("epsilon", tables.spent(trained, large=True)))
     if trained.audit is not None:
-        entries.append(("peak layer AUC", tables.value(peak(trained.audit), large=True)))
+        side = Vulnerable.of(trained.audit)
+        if side is not None:
+            entries.append(("AUC, most vulnerable", tables.value(peak(side), large=True)))
+        entries.append(("AUC, ordinary examples", tables.value(peak(trained.audit), large=side is None)))
     return el("li", el("h3", named(trained.name, style)), pairs(entries), class_="tile")
 
 
@@ -73,34 +77,67 @@ def _leaks(story: Story) -> str:
 
 
 def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit]) -> list[str]:
-    """What attacks on every layer find, the curves of the leakiest layers, and all numbers folded."""
+    """What attacks on every layer find: canaries first, where there are any, then ordinary examples."""
+    planted = charts.most_vulnerable(models)
     parts = [
         paragraph(
             "How well the best of several attacks tells members of the training data from others, by what it sees of "
-            "each layer. Every example is scored by an adversary that never saw it."
+            "each layer. Every example is scored by an adversary that never saw it. An audit that finds nothing is no "
+            "proof: it bounds these attacks on these examples, epsilon bounds all."
         )
     ]
-    by_layer = charts.mia_by_layer(models, layers)
+    if planted:
+        about = (
+            f"Canaries stand for them ({_kinds(models)}): examples that a model can only learn by heart, each in the "
+            "training or not by a secret coin. Members are those that were in; nothing but a coin made them so."
+        )
+        parts += [el("h3", "The most vulnerable examples"), paragraph(about)]
+        parts += _attacked(planted, layers, limits, "canaries")
+        parts.append(el("h3", "Ordinary examples"))
+    else:
+        about = (
+            "Only ordinary examples were tried. An average example hardly leaks, whatever the model; what the most "
+            "vulnerable give away was not measured. Plant canaries: lmdp train --canaries 500."
+        )
+        parts.append(paragraph(about, "note"))
+    return [*parts, *_attacked(models, layers, limits, "mia")]
+
+
+def _attacked(models: list[Audited], layers: tuple[str, ...], limits: list[Limit], key: str) -> list[str]:
+    """By layer, the curves of the leakiest layers, and all numbers folded."""
+    parts = []
+    controls = any(audit.controls for _, _, audit in models)
+    by_layer = charts.mia_by_layer(models, layers, "" if key == "mia" else key)
     if by_layer is not None:
         caption = (
             "From the first layer to the last; each model's peak is labelled. Below the layers: the model's own output "
-            "for reference, and the controls (raw input, untrained network). What a control finds is a difference "
-            "between the groups, not a leak."
+            "for reference"
         )
-        parts.append(chart(by_layer, "mia", caption))
+        if controls:
+            caption += (
+                ", and the controls (raw input, untrained network). What a control finds is a difference between the "
+                "groups, not a leak"
+            )
+        parts.append(chart(by_layer, key, f"{caption}."))
     curves = charts.roc_at_peak(models, limits)
     if curves is not None:
-        parts.append(el("div", chart(curves, "roc", width=HALF), _about_roc(models, limits), class_="two"))
+        drawn = chart(curves, "roc" if key == "mia" else f"{key}-roc", width=HALF)
+        parts.append(el("div", drawn, _about_roc(models, limits), class_="two"))
     parts.append(paragraph(_sizes(models), "note after"))
     parts.append(folded("All layers, with every number", tables.layers([(model, audit) for model, _, audit in models])))
     return parts
+
+
+def _kinds(models: list[Audited]) -> str:
+    return ", ".join(dict.fromkeys(audit.canaries.kind for _, _, audit in models if audit.canaries is not None))
 
 
 def _sizes(models: list[Audited]) -> str:
     """How many examples were attacked, said once where it is the same for all models."""
     sizes: dict[str, list[str]] = {}
     for model, _, audit in models:
-        words = f"{audit.members} members, {audit.nonmembers} non-members, {audit.left_out} left out to balance them"
+        words = f"{audit.members} members, {audit.nonmembers} non-members"
+        words += f", {audit.left_out} left out to balance them" if audit.left_out else ""
         sizes.setdefault(words, []).append(model)
     if len(sizes) == 1:
         return f"Attacked: {next(iter(sizes))}."
@@ -152,7 +189,9 @@ def _table(story: Story) -> str:
     if not story.trained:
         return ""
     note = (
-        "The interval of the peak is corrected for having looked at every layer. TPR, FPR: true, false positive rate."
+        "The interval of the peak is corrected for having looked at every layer. TPR, FPR: true, false positive rate. "
+        "No attack exceeds the limit if the epsilon holds. An audit takes it from the whole privacy curve of the "
+        "training, which is tighter than the grey line of epsilon and delta alone."
     )
     return section("Numbers", tables.models(story), paragraph(note, "note after"), key="numbers")
 
@@ -167,7 +206,7 @@ def _risk(profile: RiskProfile | None) -> str:
         f"{shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
         f"{shadow.test_accuracy:.3f}. Protocol: {profile.protocol}."
     )
-    parts = [paragraph(about)]
+    parts = [paragraph(profile.verdict), paragraph(about, "note")]
     held_out = charts.risk_by_layer(profile)
     if held_out is not None:
         parts.append(
@@ -188,8 +227,10 @@ def _bounds(bounds: Sequence[Bound]) -> str:
     if not bounds:
         return ""
     about = (
-        "The same method, weights and noise in small trainings whose canaries are as bad as they get, and the run's "
-        "own training with mislabelled canaries. A bound above the claim would refute it; one below it is not a proof."
+        "By canaries: those planted in this run itself, and those of lmdp audit --epsilon, which are as bad as they "
+        "get in small trainings of the same method, weights and noise, or mislabelled in the run's own training once "
+        "more. "
+        "A bound above the claim would refute it; one below it is not a proof."
     )
     drawn = chart(lambda sheet: epsilon_bounds(sheet, bounds), "bounds", "Epsilon, claimed and shown to be at least.")
     return section(

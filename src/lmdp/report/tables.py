@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lmdp.membership.leak import Leak
+from lmdp.report.drawn import Vulnerable
+from lmdp.report.roc import Limit
 from lmdp.report.svg import el, text
 from lmdp.report.values import (
     Estimate,
@@ -14,6 +16,7 @@ from lmdp.report.values import (
     beyond_layers,
     epsilon,
     epsilon_text,
+    finite,
     peak,
     peak_leak,
     standing,
@@ -25,22 +28,27 @@ if TYPE_CHECKING:
     from lmdp.risk.profile import RiskProfile
 
 NONE = "–"
+VULNERABLE = ("canaries: peak layer", "AUC", "TPR at 1 % FPR", "epsilon, at least")
+ORDINARY = ("ordinary: peak layer", "peak layer AUC", "TPR at 1 % FPR", "its limit by epsilon", "model output AUC")
 MEASURED = ("AUC", "error rate", "TPR at 1 % FPR", "TPR at 0.1 % FPR", "best attack")
 
 
 def models(story: Story) -> str:
     """One row per model; and, of several private ones, what they cost in all."""
-    heads = ("model", "test accuracy", "epsilon", "peak layer", "peak layer AUC", "TPR at 1 % FPR", "model output AUC")
-    table = _table("All models", heads, (_model(trained) for trained in story.trained), wordy={3})
+    sides = {i: Vulnerable.of(trained.audit) for i, trained in enumerate(story.trained) if trained.audit}
+    planted = any(side is not None for side in sides.values())
+    heads = ("model", "test accuracy", "epsilon", *(VULNERABLE if planted else ()), *ORDINARY)
+    rows = (_model(trained, [sides.get(i)] if planted else []) for i, trained in enumerate(story.trained))
+    table = _table("All models", heads, rows, wordy={3, 7} if planted else {3})
     return table + (el("p", text(str(story.together)), class_="note after") if story.together else "")
 
 
 def layers(models: Sequence[tuple[str, Audit]]) -> str:
-    """One row per layer of each model, then its reference and controls."""
+    """One row per layer of each model, then all of them together, its reference and controls."""
     rows = (
         [*([_long(model)] if len(models) > 1 else []), _long(leak.name), *_measured(leak)]
         for model, audit in models
-        for leak in [*audit.layers, *(leak for _, leak in beyond_layers(audit))]
+        for leak in [*audit.layers, *audit.together, *(leak for _, leak in beyond_layers(audit))]
     )
     first = ("model", "layer") if len(models) > 1 else ("layer",)
     return _table("All layers", (*first, *MEASURED), rows, wordy={len(first) - 1, len(first) + 4})
@@ -74,18 +82,41 @@ def spent(trained: Trained, *, large: bool = False) -> str:
     return (el("b", shown) if large else shown) + el("span", standing(trained.privacy), class_="range")
 
 
-def _model(trained: Trained) -> list[str]:
+def _model(trained: Trained, canaries: Sequence[Audit | None]) -> list[str]:
     audit = trained.audit
-    leak = peak_leak(audit) if audit else None
+    bound = audit.canaries.bound if audit and audit.canaries else None
+    shown = NONE if bound is None else f"{bound.lower:.3g}" + el("span", f"{bound.confidence:.0%}", class_="range")
     return [
         _long(trained.name),
         value(accuracy(trained)),
         spent(trained),
+        *(cell for side in canaries for cell in (*_peak(side), shown)),
+        *_peak(audit),
+        _plain(tpr_limit(trained)),
+        value(Estimate(audit.reference.auc, audit.reference.interval)) if audit and audit.reference else NONE,
+    ]
+
+
+def _peak(audit: Audit | None) -> list[str]:
+    """The leakiest layer, its AUC, and how many members it names almost surely."""
+    leak = peak_leak(audit) if audit else None
+    return [
         _long(audit.peak.name) if audit else NONE,
         value(peak(audit)) if audit else NONE,
         value(Estimate(leak.tpr_at_1pct, leak.tpr_at_1pct_interval)) if leak else NONE,
-        value(Estimate(audit.reference.auc, audit.reference.interval)) if audit and audit.reference else NONE,
     ]
+
+
+def tpr_limit(trained: Trained) -> float | None:
+    """What epsilon permits at a false positive rate of 1 %: as the audit has it, else by epsilon and delta alone."""
+    if trained.privacy is None:
+        return None
+    if trained.audit is not None and trained.audit.tpr_limit_at_1pct is not None:
+        return trained.audit.tpr_limit_at_1pct
+    spent, delta = finite(epsilon(trained.privacy)), finite(trained.privacy.get("delta"))
+    if spent is None or delta is None or spent < 0 or not 0 <= delta < 1:
+        return None
+    return Limit(spent, delta).tpr(0.01)
 
 
 def _measured(leak: Leak) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,23 @@ def is_certified(privacy: Mapping[str, Any]) -> bool:
 
 def standing(privacy: Mapping[str, Any]) -> str:
     return CERTIFIED if is_certified(privacy) else CLAIMED
+
+
+def shown_names(names: Iterable[str], by: str) -> dict[str, str]:
+    """Name of a layer → what a chart calls it: "block 3" for encoder.layer.3, the name itself for all else.
+
+    Where there are several lists of blocks, each is told by the first word in which their names differ.
+    """
+    names = list(dict.fromkeys(names))
+    split = [name.split(".") for name in names]
+    numbered = {tuple(parts[:-1]) for parts in split if by == "block" and parts[-1].isdecimal()}
+    differ = next((i for i, words in enumerate(zip(*numbered)) if len(set(words)) > 1), None)
+    labels = {}
+    for name, parts in zip(names, split):
+        inside = tuple(parts[:-1])
+        which = "" if len(numbered) < 2 else inside[differ] if differ is not None else ".".join(inside)
+        labels[name] = f"{which} block {parts[-1]}".strip() if inside in numbered and parts[-1].isdecimal() else name
+    return labels if len(set(labels.values())) == len(names) else {name: name for name in names}
 
 
 def peak(audit: Audit) -> Estimate:

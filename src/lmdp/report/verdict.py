@@ -1,44 +1,84 @@
-"""The verdict: one sentence, and nothing that the intervals do not support."""
+"""The verdict: the most vulnerable first, then ordinary examples, and nothing that the intervals do not support."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmdp.methods import METHODS
+from lmdp.report.drawn import Vulnerable
 from lmdp.report.values import Estimate, accuracy, epsilon, epsilon_text, finite, is_certified, peak
 
 if TYPE_CHECKING:
-    from lmdp.report.drawn import Audit
+    from lmdp.report.drawn import Audit, Bound
     from lmdp.report.story import Story, Trained
-    from lmdp.risk.profile import LayerRisk, RiskProfile
 
 WITHIN = "lies within the intervals"
+NO_PROOF = "An audit that finds nothing is no proof."
+NO_CANARIES = "What the most vulnerable give away was not measured: plant canaries (--canaries 500)."
 PLAIN = "dpsgd"
 """The method that those with layer weights are measured against."""
 
 
 def verdict(story: Story) -> str:
-    """What the story shows. A model is said to give away less only where its interval lies below the other's."""
-    shift = _shift(story)
-    if shift:
-        return shift
+    """What the story shows. A model is said to give away less only where its interval lies below the other's.
+
+    Canaries stand for the most vulnerable examples. An attack on the others that fails says little of those.
+    """
     audited = [trained for trained in story.trained if trained.audit is not None]
-    clauses = [*_leaks(audited), *_at_same_epsilon(story.trained)]
-    if not clauses or not audited:
-        clauses = [*_accuracies(story.trained), *clauses]
-    if story.trained and not audited:
+    if len(audited) == 1:
+        alone = f"{audited[0].name}: {_audit(audited[0]).verdict}"
+        return " ".join([alone, *map(_sentence, _at_same_epsilon(story.trained))])
+    if not audited:
+        return _sentence("; ".join(_unaudited(story)) or "nothing was measured")
+    return " ".join(_of_several(story, audited))
+
+
+def _of_several(story: Story, audited: Sequence[Trained]) -> list[str]:
+    canaries = {t.name: replace(t, audit=side) for t in audited if (side := Vulnerable.of(_audit(t))) is not None}
+    planted = list(canaries.values())
+    shift = _shift(audited)
+    sentences = [bound.verdict for t in audited if (bound := _bound(t)) is not None and bound.exceeded]
+    if planted:
+        compared = _at_same_epsilon([canaries.get(t.name, t) for t in story.trained])
+        told = "; ".join([*_leaks(planted), *compared])
+        sentences.append(f"The most vulnerable examples ({_kinds(audited)}): {told}.")
+        sentences.append(shift or _sentence(f"ordinary examples: {'; '.join(_leaks(audited))}"))
+    elif shift:
+        sentences += [shift, NO_CANARIES]
+    else:
+        told = "; ".join([*_leaks(audited), *_at_same_epsilon(story.trained)])
+        sentences += [f"Of ordinary examples, the only ones tried: {told}.", NO_CANARIES]
+    silent = shift or not all(map(_leaks_measurably, [*audited, *planted]))
+    return [*sentences, NO_PROOF] if silent else sentences
+
+
+def _unaudited(story: Story) -> list[str]:
+    clauses = [*_accuracies(story.trained), *_at_same_epsilon(story.trained)]
+    if story.trained:
         clauses.append("what the models give away about membership was not measured")
-    if not clauses and story.risk is not None:
-        clauses = [_risk(story.risk)]
-    sentence = "; ".join(clauses) or "nothing was measured"
-    return sentence[0].upper() + sentence[1:].removesuffix(".") + "."
+    return clauses if clauses or story.risk is None else [story.risk.verdict]
 
 
-def _shift(story: Story) -> str:
-    for trained in story.trained:
-        for control in trained.audit.controls if trained.audit else ():
+def _sentence(clause: str) -> str:
+    return clause[0].upper() + clause[1:].removesuffix(".") + "."
+
+
+def _kinds(audited: Sequence[Trained]) -> str:
+    planted = (_audit(t).canaries for t in audited)
+    return ", ".join(dict.fromkeys(f"{c.kind} canaries" for c in planted if c is not None))
+
+
+def _bound(trained: Trained) -> Bound | None:
+    canaries = _audit(trained).canaries
+    return None if canaries is None else canaries.bound
+
+
+def _shift(audited: Sequence[Trained]) -> str:
+    for trained in audited:
+        for control in _audit(trained).controls:
             if control.fires:
                 return (
                     f"Members and non-members differ before any training is looked at (control '{control.name}': AUC "
@@ -51,8 +91,6 @@ def _leaks(audited: Sequence[Trained]) -> list[str]:
     """The models without privacy against those with it, or each for itself."""
     open_ones = [t for t in audited if t.privacy is None]
     private = [t for t in audited if (spent := epsilon(t.privacy)) is not None and math.isfinite(spent)]
-    if len(audited) == 1:
-        return [f"{audited[0].name}: {_audit(audited[0]).verdict}"]
     if not open_ones or not private:
         return [_alone(trained) for trained in audited]
     base = open_ones[0]
@@ -131,27 +169,6 @@ def _alone(trained: Trained) -> str:
     if _leaks_measurably(trained):
         return f"layer '{top.name}' of {trained.name} gives membership away (AUC {_peak(trained)})"
     return f"no layer of {trained.name} gives membership away measurably (highest AUC {_peak(trained)})"
-
-
-def _risk(profile: RiskProfile) -> str:
-    shifted = next((control for control in profile.controls if _fires(control)), None)
-    if shifted is not None:
-        return (
-            f"members and non-members of the shadow model differ before any training is looked at (control "
-            f"'{shifted.name}': AUC {shifted.auc:.3f}): the risk profile measures that shift, not a leak"
-        )
-    top = profile.peak
-    auc = Estimate(top.auc, top.interval)
-    if top.interval[0] > 0.5:
-        luck = f"before correction for {len(profile.layers)} layers"
-        return f"on public data, layer '{top.name}' gives membership away most (AUC {auc}, {luck})"
-    return f"on public data, no layer gives membership away measurably (highest AUC {auc})"
-
-
-def _fires(control: LayerRisk) -> bool:
-    """As a control of an audit does: above chance beyond doubt."""
-    error = (control.interval[1] - control.interval[0]) / (2 * 1.96)
-    return control.auc - 3.29 * error > 0.5
 
 
 def _audit(trained: Trained) -> Audit:

@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lmdp.layers import LayerMap
+from lmdp.layers import MODULE, LayerMap
 from lmdp.membership.attacks.output import scaled_confidence
 from lmdp.membership.attacks.probe import fit_mlp
 from lmdp.membership.calibration import averaged, calibrated
+from lmdp.membership.compaction import require_pooling
 from lmdp.membership.crossfit import Result, in_sample, require_enough
 from lmdp.membership.evidence import Evidence
-from lmdp.membership.examples import Examples, content_keys, gather, refuse_overlap
+from lmdp.membership.examples import Examples, content_keys, count, each_tensor, gather, refuse_overlap, take
 from lmdp.membership.instrument import (
     OUTPUT,
     Part,
@@ -30,11 +31,13 @@ from lmdp.membership.instrument import (
     unheard,
 )
 from lmdp.membership.leak import Leak, leak_of
-from lmdp.membership.representations import MEMORY_LIMIT, record
-from lmdp.models import fresh
+from lmdp.membership.representations import MEMORY_LIMIT, only, record
+from lmdp.models import Inputs, evaluation, fresh, run
 from lmdp.risk.profile import PROTOCOLS, LayerRisk, RiskProfile, ShadowSummary
 from lmdp.risk.shadow import Schedule, Shadow, halves, train_shadow
 
+Read = dict[str, Any]
+"""Which layers are read, and how: the same of every model."""
 PAPER_WIDTH, PAPER_HIDDEN, PAPER_EPOCHS = 4096, 256, 30
 
 
@@ -48,18 +51,24 @@ def estimate_risk(
     schedule: Schedule | None = None,
     seed: int = 0,
     views: bool = True,
+    layers: str | LayerMap = MODULE,
+    pooling: str | None = None,
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
     part: Part | None = None,
 ) -> RiskProfile:
     """Estimate, on public data, how much each layer of an architecture gives away about membership.
 
-    model_factory    makes an untrained model of the private model's architecture
-    shadow_dataset   public, labelled, disjoint from the private data (checked against `private_dataset` if given)
+    model_factory    makes an untrained model of the private model's architecture, on the device where it is to run
+    shadow_dataset   public, labelled, disjoint from the private data (checked against `private_dataset` if given).
+                     Inputs are tensors, or mappings of tensors by name, which become keyword arguments of the model
     models           how many shadow models; with 2 or more, scores are calibrated per example
     protocol         "heldout": adversaries are scored on examples they never saw. "paper": also in-sample, beside the
                      same adversary on permuted labels, and the in-sample error rates are what training uses
     schedule         how shadow models are trained
+    layers           "module" or "block", as in `LayerMap.of`, or a LayerMap: as the training is going to have them
+    pooling          what is kept of a sequence: "mean" over the attention mask, "cls" (its first position) or "last"
+                     (of the mask); None: averages over a coarse grid, padding and all
     progress, part   told lines of text, and the share of the work that is done
     """
     if protocol not in PROTOCOLS:
@@ -68,24 +77,32 @@ def estimate_risk(
         raise ValueError(f"models is {models}; it must be 1 or more")
     say, part = progress or (lambda _: None), part or unheard
     rounds = 2 * models + 1
+    require_pooling(pooling)
     inputs, labels = _in_content_order(shadow_dataset, seed)
     if private_dataset is not None:
         refuse_overlap(inputs, gather(private_dataset)[0])
-    member = halves(len(inputs), models, seed)
+    member = halves(count(inputs), models, seed)
     require_enough(member[0])
+    untrained = fresh(model_factory, seed + models)
+    inputs = _as_taken(untrained, inputs)
+    chosen = LayerMap.chosen(untrained, layers)
+    read: Read = {"layers": chosen, "pooling": pooling}
+    schedule = schedule or Schedule()
     shadows = []
     for k in range(models):
         tell = partial(_say_of, say, f"shadow {k + 1}/{models}: ")
         done = _share_of(part, k, rounds)
         model = fresh(model_factory, seed + k)
-        shadows.append(train_shadow(model, inputs, labels, member[k], schedule or Schedule(), seed + k, tell, done))
+        with torch.random.fork_rng(devices=[]):  # dropout follows from the seed too
+            torch.manual_seed(seed + k)
+            shadows.append(train_shadow(model, inputs, labels, member[k], schedule, seed + k, tell, done))
 
     start = time.perf_counter()
-    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, say, part)
+    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, read, say, part)
     first = Examples(inputs, labels, member[0], 0)
-    extra = _paper(shadows[0].model, first, seed, say) if protocol == "paper" else {}
+    extra = _paper(shadows[0].model, first, seed, read, say) if protocol == "paper" else {}
     peak = max(leaks, key=lambda leak: leak.auc).name
-    controls = attack_controls(fresh(model_factory, seed + models), first, peak, seed, say)
+    controls = attack_controls(untrained, first, peak, seed, say, **read)
     return RiskProfile(
         layers=tuple(LayerRisk.of(leak, *extra.get(leak.name, ())) for leak in leaks),
         protocol=protocol,
@@ -93,35 +110,38 @@ def estimate_risk(
         reference=None if reference is None else LayerRisk.of(reference),
         shadow=ShadowSummary(
             models=models,
-            examples=len(inputs),
+            examples=count(inputs),
             train_accuracy=float(np.mean([s.train_accuracy for s in shadows])),
             test_accuracy=float(np.mean([s.test_accuracy for s in shadows])),
             epochs=max(s.epochs for s in shadows),
             train_seconds=sum(s.seconds for s in shadows),
             attack_seconds=time.perf_counter() - start,
+            enough=schedule.enough,
         ),
         seed=seed,
+        by=chosen.by,
+        pooling=pooling,
     )
 
 
 def _attack(
     shadows: list[Shadow],
-    inputs: Tensor,
+    inputs: Inputs,
     labels: Tensor,
     seed: int,
     views: bool,
     memory_limit: int,
+    read: Read,
     say: Progress,
     part: Part,
 ) -> tuple[list[Leak], Leak | None]:
     """Every layer of every shadow model; with several models, each attacked with the others as references."""
     results: list[dict[str, Result]] = []
     outputs: list[tuple[Result, NDArray[np.float64]]] = []
-    names = LayerMap.of(shadows[0].model).names
     for k, shadow in enumerate(shadows):
         done = _share_of(part, len(shadows) + k, 2 * len(shadows) + 1)
         examples = Examples(inputs, labels, shadow.member, 0)
-        collected = collect(shadow.model, examples, layers=names, seed=seed, views=views, memory_limit=memory_limit)
+        collected = collect(shadow.model, examples, seed=seed, views=views, memory_limit=memory_limit, **read)
         results.append(attack_layers(collected, shadow.member, seed, say, done))
         output = attack_output(collected, shadow.member, seed)
         if output is not None:
@@ -150,14 +170,17 @@ def _calibrated(name: str, attack: str, scores: NDArray[np.float64], member: NDA
     return leak_of(name, metrics, f"{attack} + {models[0].calibration}", models[0].folds)
 
 
-def _paper(model: nn.Module, examples: Examples, seed: int, say: Progress) -> dict[str, tuple[float, float]]:
+def _paper(
+    model: nn.Module, examples: Examples, seed: int, read: Read, say: Progress
+) -> dict[str, tuple[float, float]]:
     """Layer → (in-sample accuracy, the same on permuted membership), on whole representations as in the paper."""
     say("the paper's protocol: adversaries on their own training set, and on permuted labels")
     attack = partial(fit_mlp, hidden=PAPER_HIDDEN, epochs=PAPER_EPOCHS, decay=0.0)
     permuted = np.random.default_rng(seed).permutation(examples.member)
     accuracies = {}
-    for name in LayerMap.of(model).names:
-        rows = record(model, examples.inputs, layers=[name], width=PAPER_WIDTH, seed=seed, pool=False).layers[name]
+    for name in read["layers"].names:
+        one = read | {"layers": only(name, model, read["layers"])}
+        rows = record(model, examples.inputs, width=PAPER_WIDTH, seed=seed, pool=False, **one).layers[name]
         evidence = Evidence(rows)
         of_members, of_permuted = (in_sample(evidence, m, attack, seed) for m in (examples.member, permuted))
         accuracies[name] = (of_members, of_permuted)
@@ -173,7 +196,7 @@ def _share_of(part: Part, index: int, rounds: int) -> Part:
     return lambda done: part((index + done) / rounds)
 
 
-def _in_content_order(dataset: Any, seed: int) -> tuple[Tensor, Tensor]:
+def _in_content_order(dataset: Any, seed: int) -> tuple[Inputs, Tensor]:
     """Distinct examples, ordered by content, so that the estimate does not depend on how they were given."""
     inputs, labels = gather(dataset)
     if labels is None:
@@ -181,4 +204,17 @@ def _in_content_order(dataset: Any, seed: int) -> tuple[Tensor, Tensor]:
     keys = content_keys(inputs, str(seed))
     order = sorted({key: i for i, key in enumerate(keys)}.items())
     index = torch.tensor([i for _, i in order])
-    return inputs[index].float(), labels[index].long()
+    return take(inputs, index), labels[index].long()
+
+
+def _as_taken(model: nn.Module, inputs: Inputs) -> Inputs:
+    """Real numbers in single precision; whole numbers as they are if the model takes them so (words), else likewise."""
+    inputs = each_tensor(inputs, lambda rows: rows.float() if rows.is_floating_point() else rows)
+    if not isinstance(inputs, Tensor) or inputs.is_floating_point():
+        return inputs
+    try:
+        with evaluation(model), torch.no_grad():
+            run(model, inputs[:2])
+    except (RuntimeError, TypeError, ValueError):  # pixels that are bytes, say: convolutions take none
+        return inputs.float()
+    return inputs

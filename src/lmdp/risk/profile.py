@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from lmdp.data.records import Amount, Share, decoded, encoded, one_of, read_object
-from lmdp.membership.leak import Curve, Leak, table
-from lmdp.membership.metrics import Interval
+from lmdp.data.records import MAY_BE_MISSING, Amount, Share, between, decoded, encoded, one_of, read_object
+from lmdp.membership.leak import By, Curve, Leak, Pooling, table, without_usual
+from lmdp.membership.metrics import Interval, around
+from lmdp.risk.apart import told_apart
+from lmdp.risk.verdict import verdict
 
 FORMAT = 1
 PROTOCOLS = ("heldout", "paper")
@@ -51,8 +53,7 @@ class LayerRisk(Leak):
     @property
     def fires(self) -> bool:
         """As a control of an audit does; the standard error is taken from the interval, which a profile keeps."""
-        error = (self.interval[1] - self.interval[0]) / (2 * 1.96)
-        return self.auc - 3.29 * error > 0.5
+        return self.auc - 3.29 * _error(self.auc, self.interval) > 0.5
 
     def to_dict(self) -> dict[str, Any]:
         return {name: encoded(getattr(self, name)) for name in LAYER_FIELDS}
@@ -60,7 +61,10 @@ class LayerRisk(Leak):
 
 @dataclass(frozen=True)
 class ShadowSummary:
-    """How the shadow models were trained, and how long training and attacking took."""
+    """How the shadow models were trained, and how long training and attacking took.
+
+    `enough` is the share of its half after which a model was trained no further.
+    """
 
     models: int
     examples: int
@@ -69,11 +73,18 @@ class ShadowSummary:
     epochs: int
     train_seconds: Amount
     attack_seconds: Amount
+    enough: Annotated[float, between(0, 2), MAY_BE_MISSING] = 0.99
 
 
 @dataclass(frozen=True)
 class RiskProfile:
-    """Per-layer risk of an architecture, estimated on public data. Pass it to `make_private(risk=...)`."""
+    """Per-layer risk of an architecture, estimated on public data. Pass it to `make_private(risk=...)`.
+
+    `error_rates` are what was measured; `weight_rates` what training makes layer weights of: the same for layers that
+    cannot be told apart, and for all of them where nothing was measured. To weigh layers by what was measured, noise
+    and all, pass `risk=profile.error_rates`. `by` says how layers are grouped, which training must do likewise;
+    `pooling` what was kept of sequences.
+    """
 
     layers: tuple[LayerRisk, ...]
     protocol: Annotated[str, one_of(*PROTOCOLS)]
@@ -82,6 +93,8 @@ class RiskProfile:
     shadow: ShadowSummary
     seed: int
     format: int = FORMAT
+    by: By = "module"
+    pooling: Pooling | None = None
 
     @property
     def error_rates(self) -> dict[str, float]:
@@ -91,16 +104,58 @@ class RiskProfile:
         return {layer.name: layer.error_rate for layer in self.layers}
 
     @property
+    def weight_rates(self) -> dict[str, float]:
+        """Layer name → the error rate that training weighs it by. Under the paper's protocol, as published.
+
+        Layers that cannot be told apart share one (`told_apart`), and so do all where no layer leaks measurably.
+        """
+        rates = self.error_rates
+        if self.protocol == "paper":
+            return rates
+        errors = [_error(layer.error_rate, layer.error_rate_interval) for layer in self.layers]
+        if not self.leaking or any(control.fires for control in self.controls):
+            return dict.fromkeys(rates, sum(rates.values()) / len(rates))
+        return dict(zip(rates, told_apart(list(rates.values()), errors)))
+
+    @property
+    def leaking(self) -> tuple[LayerRisk, ...]:
+        """Layers whose AUC lies above chance, with intervals that allow for having looked at all layers."""
+        return tuple(layer for layer in self.layers if self.corrected(layer)[0] > 0.5)
+
+    def corrected(self, layer: LayerRisk) -> Interval:
+        """The interval of a layer's AUC, so wide that those of all layers hold together at 95 %."""
+        return around(layer.auc, _error(layer.auc, layer.interval), 0.95 ** (1 / len(self.layers)))
+
+    @property
+    def weighs_alike(self) -> bool:
+        """Whether training with this profile gives no layer more or less weight for its risk."""
+        return len(set(self.weight_rates.values())) == 1
+
+    @property
+    def note(self) -> str:
+        """What whoever trains with it must know, in one line; "" if there is nothing."""
+        if not self.weighs_alike or len(self.layers) == 1:
+            return ""
+        return f"the risk profile does not tell layers apart, so that all count alike. {self.verdict}"
+
+    @property
+    def verdict(self) -> str:
+        """Which layers leak; or that nothing was measured, and what to do about it."""
+        return verdict(self)
+
+    @property
     def peak(self) -> LayerRisk:
         return max(self.layers, key=lambda layer: layer.auc)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            **encoded(self),
+            **without_usual(encoded(self)),
             "layers": [layer.to_dict() for layer in self.layers],
             "controls": [control.to_dict() for control in self.controls],
             "reference": None if self.reference is None else self.reference.to_dict(),
+            "weight_rates": self.weight_rates,
+            "verdict": self.verdict,
         }
 
     def save(self, path: str | Path) -> None:
@@ -133,8 +188,15 @@ class RiskProfile:
                 f"{layer.name} {layer.in_sample:.3f} ({layer.null:.3f})" for layer in self.layers
             )
         s = self.shadow
+        weighed = ", ".join(f"{name} {rate:.3f}" for name, rate in self.weight_rates.items())
         return (
             f"{text}\nshadow: {s.models} model(s) on half of {s.examples} examples, train accuracy "
             f"{s.train_accuracy:.3f}, test accuracy {s.test_accuracy:.3f}; training {s.train_seconds:.0f} s, attacks "
-            f"{s.attack_seconds:.0f} s"
+            f"{s.attack_seconds:.0f} s\nerror rates that training weighs layers by: {weighed}\n{self.verdict}"
         )
+
+
+def _error(value: float, interval: Interval) -> float:
+    """The standard error behind a 95 % interval, by the side on which it was not cut off at 0 or 1."""
+    low, high = interval
+    return max(0.0, value - low, high - value) / 1.96

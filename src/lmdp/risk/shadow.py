@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lmdp.membership.examples import take
 from lmdp.membership.instrument import Part, Progress, unheard
-from lmdp.models import accuracy
+from lmdp.models import Inputs, accuracy, device_of, run, scores_of
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a shadow model is trained: until it fits its half (`enough` of it) or the epochs are used up."""
+    """How a shadow model is trained: until it fits its half (`enough` of it) or the epochs are used up.
+
+    A model that is stopped as soon as it fits has learnt little by heart. With `enough=2` it goes on.
+    """
 
     epochs: int = 100
     batch_size: int = 128
@@ -27,6 +31,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
             raise ValueError(f"{self}: epochs and batch_size must be 1 or more, learning_rate above 0")
+        if not 0 < self.enough <= 2:
+            raise ValueError(f"{self}: enough must be above 0 and at most 2; above 1, all epochs are used")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def halves(size: int, models: int, seed: int) -> NDArray[np.bool_]:
 
 def train_shadow(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Inputs,
     labels: Tensor,
     member: NDArray[np.bool_],
     schedule: Schedule,
@@ -68,7 +74,7 @@ def train_shadow(
     start = time.perf_counter()
     inside, outside = (torch.from_numpy(np.flatnonzero(half)) for half in (member, ~member))
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=schedule.learning_rate)
     model.train()
     train = test = 0.0
     epoch = 0
@@ -76,15 +82,15 @@ def train_shadow(
         right = 0
         for batch in inside[torch.randperm(len(inside), generator=generator)].split(schedule.batch_size):
             optimizer.zero_grad()
-            logits = model(inputs[batch])
-            F.cross_entropy(logits, labels[batch]).backward()
+            logits, wanted = scores_of(run(model, take(inputs, batch))), labels[batch].to(device_of(model))
+            F.cross_entropy(logits, wanted).backward()
             optimizer.step()
-            right += int((logits.argmax(1) == labels[batch]).sum())
+            right += int((logits.argmax(1) == wanted).sum())
         part(epoch / schedule.epochs)
         running = right / len(inside)
         if running >= schedule.enough or epoch in (1, schedule.epochs) or epoch % 10 == 0:
             train, test = (
-                accuracy(model, ((inputs[batch], labels[batch]) for batch in half.split(512)))
+                accuracy(model, ((take(inputs, batch), labels[batch]) for batch in half.split(512)))
                 for half in (inside, outside)
             )
             say(f"epoch {epoch}: train accuracy {train:.3f}, test accuracy {test:.3f}")

@@ -1,6 +1,7 @@
 """Speed and memory of one private step against non-private SGD and other libraries, in one run.
 
 cases        what is measured on: models, each with its batch
+language     models of text
 contenders   who is measured: SGD, every private method of the table, a naive one, Opacus
 measure      seconds in turns, peak memory alone in a process, the error against one example at a time
 run          `run` measures all of it, `plans` says which rule every module uses

@@ -1,4 +1,4 @@
-"""What is measured on: the four models of the paper and a transformer encoder, each with its batch."""
+"""What is measured on: the four models of the paper, a transformer encoder and models of text, each with its batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from lmdp.app.bench.language import Classifier, Encoder, LanguageModel, Recurrent, Siamese, low_rank
 from lmdp.models import DCNN, SCNN, VGG16, ResNet18, fresh
 
 
@@ -48,12 +49,19 @@ class TransformerBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and the shape of its batch. `in_place`: its forward pass overwrites activations to save memory."""
+    """A model and the shape of its batch.
+
+    vocabulary  of which the batch has indices; of none, it has real numbers
+    next_word   whether there is a class for every index, and not one for every example
+    in_place    whether its forward pass overwrites activations to save memory
+    """
 
     title: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int = 10
+    vocabulary: int | None = None
+    next_word: bool = False
     in_place: bool = False
     channels_last: bool = False
 
@@ -68,8 +76,12 @@ class Case:
     def batch(self, size: int | None = None) -> tuple[Tensor, Tensor]:
         count = self.shape[0] if size is None else size
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(count, *self.shape[1:], generator=generator)
-        y = torch.randint(0, self.classes, (count,), generator=generator)
+        shape = (count, *self.shape[1:])
+        if self.vocabulary is None:
+            x = torch.randn(shape, generator=generator)
+        else:  # a few words are frequent, as in any text
+            x = (torch.rand(shape, generator=generator) ** 4 * self.vocabulary).long()
+        y = torch.randint(0, self.classes, shape if self.next_word else (count,), generator=generator)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, y
 
     def model(self, *, hooked: bool = False) -> nn.Module:
@@ -104,6 +116,23 @@ CASES = {
     "resnet18": Case("ResNet-18, batch 64", lambda: ResNet18(classes=10), (64, 3, 32, 32), in_place=True),
     "vgg16": Case("VGG-16 on 64x64, batch 32", lambda: VGG16(classes=10), (32, 3, 64, 64), in_place=True),
     "transformer": Case("transformer 4x256, 128 tokens, batch 32", Transformer, (32, 128, 256)),
+    "minilm": Case("MiniLM 6x384, 128 tokens, batch 16", Classifier, (16, 128), vocabulary=30_522),
+    "siamese": Case("Siamese MiniLM, batch 8", Siamese, (8, 2, 128), classes=2, vocabulary=30_522),
+    "lora": Case(
+        "LoRA on MiniLM, batch 16",
+        lambda: Classifier(encoder=low_rank(Encoder())),
+        (16, 128),
+        vocabulary=30_522,
+    ),
+    "gpt2": Case(
+        "tied LM 4x256, 64 tokens, batch 16",
+        LanguageModel,
+        (16, 64),
+        classes=16_384,
+        vocabulary=16_384,
+        next_word=True,
+    ),
+    "lstm": Case("LSTM, 64 tokens, batch 64", Recurrent, (64, 64), vocabulary=10_000),
 }
 
 

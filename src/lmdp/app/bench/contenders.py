@@ -82,21 +82,26 @@ def attached(model: nn.Module, x: Tensor, y: Tensor, method: str, weights: str) 
 def opacus(mode: str) -> Contender:
     def make(model: nn.Module, x: Tensor, y: Tensor) -> Step:
         from opacus import PrivacyEngine
+        from opacus.validators import ModuleValidator
 
+        if not ModuleValidator.is_valid(model):
+            model = ModuleValidator.fix(model)  # a recurrent layer of its own
         per_layer = mode == "per-layer"
         parts: Any = PrivacyEngine().make_private(
             module=model,
             optimizer=_optimizer(model),
             data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
             noise_multiplier=NOISE,
-            max_grad_norm=[CLIP] * len(list(model.parameters())) if per_layer else CLIP,
+            max_grad_norm=[CLIP] * sum(p.requires_grad for p in model.parameters()) if per_layer else CLIP,
             clipping="per_layer" if per_layer else "flat",
             grad_sample_mode="hooks" if per_layer else mode,
             poisson_sampling=False,
             criterion=nn.CrossEntropyLoss(),
         )
-        criterion = parts[2] if mode == "ghost" else F.cross_entropy
-        return _loop(parts[0], parts[1], x, y, criterion)
+        if mode != "ghost":
+            return _loop(parts[0], parts[1], x, y)
+        words = {"shape": y.shape} if y.dim() > 1 else {}  # examples, and how many losses each has
+        return _loop(parts[0], parts[1], x, y, lambda output, y: parts[2](*_flat(output, y), **words))
 
     return make
 
@@ -104,12 +109,12 @@ def opacus(mode: str) -> Contender:
 def naive(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """LM-DP-SGD as one would write it down: all per-example gradients by `torch.func`, equal layer weights."""
     layers = lmdp.LayerMap.of(model)
-    parameters = dict(model.named_parameters())
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = _optimizer(model)
 
     def loss(values: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
         output = functional_call(model, values, (example.unsqueeze(0),))
-        return F.cross_entropy(output, target.unsqueeze(0))
+        return mean_loss(output, target.unsqueeze(0))
 
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))
 
@@ -129,13 +134,22 @@ def naive(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
+def mean_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Of scores [B, classes], or [B, T, classes]."""
+    return F.cross_entropy(*_flat(output, y))
+
+
+def _flat(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return output.flatten(0, -2), y.flatten()
+
+
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
-def _loop(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, criterion: Any = F.cross_entropy
-) -> Step:
+def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, criterion: Any = None) -> Step:
+    criterion = criterion or mean_loss
+
     def step() -> None:
         criterion(model(x), y).backward()
         optimizer.step()

@@ -34,7 +34,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure and return everything; with `out`, also write bench.json and bench.svg there. `table` prints it.
 
-    models  of scnn, dcnn, resnet18, vgg16, transformer
+    models  names of `CASES`
     steps   how many steps of every contender are timed
     only    parts of contenders' names; SGD is always in
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmdp.app.bench.contenders import SGD
 
-NAME, CELL = 25, 21
+NAME, CELL, ACROSS = 25, 21, 5
 ERRORS = {"lmdp, double precision": "double", "lmdp, single precision": "single", "SGD, single precision": "sgd"}
 Model = dict[str, Any]
 
@@ -16,6 +16,15 @@ Model = dict[str, Any]
 def table(measured: dict[str, Any]) -> str:
     """Time, peak memory where it was measured, and exactness, each against non-private SGD in the same format."""
     models: list[Model] = list(measured["models"].values())
+    failures = [f"{name} fails on {model['title']}: {why}" for model in models for name, why in model["failed"].items()]
+    groups = (_group(measured, models[i : i + ACROSS]) for i in range(0, len(models), ACROSS))
+    return "\n".join(
+        [*(line for group in groups for line in group), measured["loops"], *failures, *measured["missing"]]
+    )
+
+
+def _group(measured: dict[str, Any], models: list[Model]) -> list[str]:
+    """The lines of as many models as fit beside each other."""
     names = list(dict.fromkeys(name for model in models for name in [*model["rows"], *model["failed"]]))
     lines = [
         f"time of a step as a ratio to {SGD} in the same turn: median (quartiles) of {measured['steps']},"
@@ -31,13 +40,13 @@ def table(measured: dict[str, Any]) -> str:
             *(_line(name, [_memory(model, name) for model in models]) for name in names),
             _line("SGD's peak", [_megabytes(model["peak_bytes"].get(SGD)) for model in models]),
         ]
-    lines += [
+    return [
+        *lines,
         "",
-        "a batch's gradient without noise against one example at a time: largest error, relative to the largest entry",
+        "a batch's gradient without noise against one example at a time: largest error, relative to its layer",
         *(_line(name, [f"{model['error'][key]:.1e}" for model in models]) for name, key in ERRORS.items()),
+        "",
     ]
-    failures = [f"{name} fails on {model['title']}: {why}" for model in models for name, why in model["failed"].items()]
-    return "\n".join([*lines, "", measured["loops"], *failures, *measured["missing"]])
 
 
 def _threads(measured: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ class Checkpoint:
     optimizer: Mapping[str, Any]
     engine: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    average: Mapping[str, Tensor] = field(default_factory=dict)  # the state of a `WeightAverage`, where there is one
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
     from safetensors.torch import save
 
     slots, state = _optimizer_tensors(checkpoint.optimizer)
-    tensors = _copied({f"model/{name}": tensor for name, tensor in checkpoint.model.items()} | slots)
+    averages = {f"average/{name}": tensor for name, tensor in checkpoint.average.items()}
+    tensors = _copied({f"model/{name}": tensor for name, tensor in checkpoint.model.items()} | slots | averages)
     rest = json.dumps(vars(_Rest(FORMAT, checkpoint.step, state, checkpoint.engine, tuple(checkpoint.metrics))))
     return save(tensors, metadata={"state": rest, "digest": _digest(tensors, rest)})
 
@@ -85,7 +87,8 @@ def decode(raw: bytes, origin: str) -> Checkpoint:
         for row in held.metrics:
             decoded(_Row, row, f"{origin}: a row of metrics")
         optimizer = _optimizer_state(held.optimizer, _under("optimizer/", tensors))
-        return Checkpoint(held.step, _under("model/", tensors), optimizer, held.engine, list(map(dict, held.metrics)))
+        model, average = _under("model/", tensors), _under("average/", tensors)
+        return Checkpoint(held.step, model, optimizer, held.engine, list(map(dict, held.metrics)), average)
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{origin} is not a readable checkpoint ({type(error).__name__}: {error})") from None
 

@@ -23,6 +23,8 @@ from lmdp.app.runs.files import unfinished, write
 from lmdp.data.records import Count, field_of, read_object
 
 Say = Callable[[str], None]
+OF_OLD: Mapping[str, Any] = {"splits": "position", "holdout": 0.0, "risk_as_measured": True}
+"""What runs did whose configuration does not say it: nobody could choose then."""
 _CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
 
 
@@ -72,12 +74,15 @@ class RunFolder:
             lock.release()
 
     def config(self) -> Config:
-        """Of the run. Where it does not say how examples were split, that was by position: nobody could choose then."""
-        return Config.load(self / "config.toml", splits="position")
+        """Of the run, which may be one of an earlier version."""
+        return Config.load(self / "config.toml", **OF_OLD)
 
     def resumed(self, config: Config) -> Config:
         """The same, with what a run that goes on cannot change."""
-        return config.changed(splits=self.config().splits) if self.has_run else config
+        if not self.has_run:
+            return config
+        saved = self.config()
+        return config.changed(**{key: value for key, value in OF_OLD.items() if getattr(saved, key) == value})
 
     def begin(self, config: Config) -> None:
         """Write the configuration of a new run. Call `check` first, and begin when nothing can be refused any more."""

@@ -21,7 +21,8 @@ FIRST_LINE = (
     "PRIVATE: keyed digests of the examples of this run, with their key. Whoever has this file can ask of anybody "
     "whether they are in the data. Never publish it."
 )
-_FORM = re.compile(r"key ([0-9a-f]{64})\nrun ([0-9a-f]{32})\n((?:(?:train|test) [0-9a-f]{32}\n)+)")
+_FORM = re.compile(r"key ([0-9a-f]{64})\nrun ([0-9a-f]{32})\n((?:(?:train|test|holdout) [0-9a-f]{32}\n)+)")
+PARTS = ("train", "test", "holdout")
 MOST_LISTED = 10
 
 
@@ -29,8 +30,8 @@ MOST_LISTED = 10
 class Changes:
     """How one list of examples differs from an older one: positions of what is gone, in that, and of what is new."""
 
-    gone: tuple[int, ...]
-    added: tuple[int, ...]
+    gone: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
     moved: bool = False
 
     def __bool__(self) -> bool:
@@ -49,12 +50,13 @@ class Members:
     run: str
     train: tuple[str, ...]
     test: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, source: Source, run: str) -> Members:
         key = secrets.token_bytes(32)
-        test = () if source.test is None else source.test.digests(key)
-        return cls(key, run, tuple(source.train.digests(key)), tuple(test))
+        parts = (source.train, source.test, source.held_out)
+        return cls(key, run, *(() if part is None else tuple(part.digests(key)) for part in parts))
 
     @classmethod
     def read(cls, folder: RunFolder) -> Members | None:
@@ -69,13 +71,14 @@ class Members:
                 f"{path} is damaged: it is no list of digests. Without it nobody knows who is in this run."
             )
         entries = [line.split() for line in match[3].splitlines()]
-        train, test = (tuple(digest for part, digest in entries if part == name) for name in ("train", "test"))
-        return cls(bytes.fromhex(match[1]), match[2], train, test)
+        parts = (tuple(digest for part, digest in entries if part == name) for name in PARTS)
+        return cls(bytes.fromhex(match[1]), match[2], *parts)
 
     def save(self, folder: RunFolder) -> None:
         path = folder / FILE
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        entries = [f"train {digest}" for digest in self.train] + [f"test {digest}" for digest in self.test]
+        parts = zip(PARTS, (self.train, self.test, self.held_out), strict=True)
+        entries = [f"{name} {digest}" for name, digests in parts for digest in digests]
         write(path, "\n".join([FIRST_LINE, f"key {self.key.hex()}", f"run {self.run}", *entries]) + "\n")
         path.chmod(0o600)
 
@@ -84,6 +87,14 @@ class Members:
 
     def test_changes(self, images: Images | None) -> Changes:
         return _changes(self.test, [] if images is None else images.digests(self.key))
+
+    def held_out_changes(self, images: Images | None) -> Changes:
+        return _changes(self.held_out, [] if images is None else images.digests(self.key))
+
+    def kept_out(self, images: Images) -> list[bool]:
+        """Of each of these examples, whether it is among those that were kept out of the training for audits."""
+        held_out = set(self.held_out)
+        return [digest in held_out for digest in images.digests(self.key)]
 
     def trained_on(self, images: Images) -> list[bool]:
         """Of each of these examples, whether it is among those of the training."""

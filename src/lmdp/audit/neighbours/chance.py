@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import random
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lmdp.gradients import randomness
 
 FUNCTIONS = [
     (module, name)
@@ -79,6 +79,4 @@ def lowest_precision() -> Iterator[set[torch.dtype]]:
 
 def state_of_chance() -> str:
     """Equal where the same numbers would be drawn next."""
-    numeric: Any = np.random.get_state()  # noqa: NPY002  users' code may draw from it
-    state = (torch.get_rng_state().numpy().tobytes(), random.getstate(), numeric[1].tobytes(), numeric[2])
-    return hashlib.blake2b(repr(state).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr(randomness.states()).encode(), digest_size=16).hexdigest()

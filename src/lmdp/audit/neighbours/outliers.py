@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmdp.guards import same_randomness
+from lmdp.gradients import randomness
 
 LOOKED_AT = 32
 """So many examples of the dataset are read, at even distances."""
@@ -41,7 +41,7 @@ class Outlier:
 
 def outliers_of(dataset: Any, seed: int = 0) -> list[Outlier]:
     """Those that the structure of the examples allows; a copy of the first one always is."""
-    with same_randomness(seed):
+    with randomness.same(seed):
         size = len(dataset)
         looked_at = [dataset[at] for at in range(0, size, max(1, size // LOOKED_AT))[:LOOKED_AT]]
     first, kinds = looked_at[0], dict(_leaves(looked_at[0]))

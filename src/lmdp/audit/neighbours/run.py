@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from lmdp.accounting import Mechanism
 from lmdp.audit.neighbours.chance import dropping_nothing, lowest_precision, state_of_chance, without_dropout
 from lmdp.audit.neighbours.training import Staged, StagedEngine, Train, content, heard, with_places
-from lmdp.guards import same_randomness
+from lmdp.gradients import randomness
 from lmdp.guards.delivery import Delivery
 from lmdp.private.sampling import PoissonLoader
 
@@ -105,7 +105,7 @@ class Setting:
         with contextlib.ExitStack() as stack:
             engine = (_BareEngine if self.bare else _WatchedEngine)(self.seed, recorder, stack)
             said = stack.enter_context(heard())
-            for context in (same_randomness(self.seed), without_dropout()):
+            for context in (randomness.same(self.seed), without_dropout()):
                 stack.enter_context(context)
             record.precisions = stack.enter_context(lowest_precision())
             try:

@@ -24,7 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lmdp.guards import fingerprints, same_randomness
+from lmdp.accounting import DEFAULT
+from lmdp.gradients import randomness
+from lmdp.guards import fingerprints
 from lmdp.private import Observer, PrivacyEngine
 from lmdp.private.noise import GaussianNoise, Randomness
 
@@ -62,7 +64,7 @@ class _StagedRandomness:
 class StagedEngine(PrivacyEngine):
     """An engine whose randomness is fixed and whose draws are staged. Never certified: seeded, and observed."""
 
-    def __init__(self, seed: int, stage: Staged, accountant: str = "rdp") -> None:
+    def __init__(self, seed: int, stage: Staged, accountant: str = DEFAULT) -> None:
         super().__init__(accountant)
         self._seed, self.observer = seed, stage
 
@@ -92,7 +94,7 @@ class _Places(Dataset[Any]):
         if self._seed is None:
             return self._dataset[at]
         self._times_read[at] += 1
-        with same_randomness(hash((self._seed, at, self._times_read[at])) % 2**32):
+        with randomness.same(hash((self._seed, at, self._times_read[at])) % 2**32):
             return self._dataset[at]
 
 

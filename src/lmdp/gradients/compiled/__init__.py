@@ -13,6 +13,8 @@ In reading order:
     loops.h     the loops of gradients
     grid.h      the loop of noise
     grid        what it computes, and how: by PyTorch too, and by intervals where double precision cannot tell
+    rounds      many sums at a time
+    far         the same on a device other than the host, which is waited for once
 
 They are optional. Without a C compiler at installation, on other devices and for other types of numbers, the same
 results come from PyTorch's operations. In the environment, LMDP_COMPILED=0 switches them off, and LMDP_KERNELS names

@@ -20,7 +20,6 @@ nothing beyond 2^46 is believed: `nearest` alone holds products within MOST.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -52,21 +51,24 @@ def on_grid(
     if compiled.applies(out, sums):
         unsure = compiled.on_grid(words, sums, out, weight=weight, deviation=deviation, step=step)
     else:
-        unsure = _by_torch(words, sums, out, weight, deviation, step)
+        unsure = by_torch(words, sums, out, weight, deviation, step).nonzero().squeeze(1)
     radii, angles = words.chunk(2)
     for at in unsure.tolist():
-        pair, sine = at % len(radii), at >= len(radii)
-        bits = int(radii[pair]), int(angles[pair])
-        whole = nearest(float(sums[at]), weight, deviation, bits, sine, functools.partial(_of_pair, more, pair))
-        out[at] = torch.tensor(whole * step, dtype=torch.float64)
+        pair = at % len(radii)
+        bits, given = (int(radii[pair]), int(angles[pair])), (float(sums[at]), weight, deviation)
+        out[at] = torch.tensor(step * of_place(at, len(radii), bits, *given, more), dtype=torch.float64)
 
 
-def _of_pair(more: More, pair: int, which: int, count: int) -> int:
-    return more(2 * pair + which, count)
+def of_place(
+    at: int, pairs: int, bits: tuple[int, int], total: float, weight: float, deviation: float, more: More
+) -> int:
+    """The whole number of one place among those that `pairs` give, by intervals."""
+    pair, sine = at % pairs, at >= pairs
+    return nearest(total, weight, deviation, bits, sine, lambda which, count: more(2 * pair + which, count))
 
 
-def _by_torch(words: Tensor, sums: Tensor, out: Tensor, weight: float, deviation: float, step: float) -> Tensor:
-    """As the compiled loops do. Returns the places that are not sure."""
+def by_torch(words: Tensor, sums: Tensor, out: Tensor, weight: float | Tensor, deviation: float, step: float) -> Tensor:
+    """As the compiled loops do, on any device. Returns whether each place [n] is not sure, unread."""
     radii, angles = words.double().chunk(2)  # [pairs] each
     u = radii.add_(0.5).abs_().mul_(2.0**-63)
     enough_bits = (u - 0.5).abs() <= 0.5 - LEAST
@@ -76,7 +78,7 @@ def _by_torch(words: Tensor, sums: Tensor, out: Tensor, weight: float, deviation
     whole = t.round()
     sure = (t - whole).abs() + t.abs() * 2.0**-47 < 0.5 - deviation * ERROR
     out.copy_(whole * step)
-    return (~(sure & enough_bits.repeat(2)[: out.numel()])).nonzero().squeeze(1)
+    return ~(sure & enough_bits.repeat(2)[: out.numel()])
 
 
 def nearest(total: float, weight: float, deviation: float, bits: tuple[int, int], sine: bool, more: More) -> int:

@@ -26,7 +26,7 @@ from lmdp.membership.attacks.probe import fit_mlp, fit_probe
 from lmdp.membership.attacks.summary import Summary, attack_on, remembered
 from lmdp.membership.evidence import Evidence, Fit
 
-__all__ = ["ATTACKS", "Attack", "attacks_on"]
+__all__ = ["ATTACKS", "Attack", "attacks_on", "summaries_of"]
 
 Target = Literal["layer", "output"]
 
@@ -92,11 +92,7 @@ ATTACKS: dict[str, Attack] = {
 
 def attacks_on(evidence: Evidence, target: Target = "layer") -> dict[str, Fit]:
     """How to fit every family of this target for which the evidence has what it looks at."""
-    tried = [
-        attack
-        for attack in ATTACKS.values()
-        if attack.target == target and all(getattr(evidence, part) is not None for part in attack.needs)
-    ]
+    tried = _tried_on(evidence, target)
     summaries = {attack.name: remembered(attack.summary) for attack in tried if attack.summary is not None}
     combined = [summaries[attack.name] for attack in tried if attack.combined]
     fits: dict[str, Fit] = {}
@@ -108,3 +104,16 @@ def attacks_on(evidence: Evidence, target: Target = "layer") -> dict[str, Fit]:
         elif len(combined) > 1:  # of one alone, the combination is that one
             fits[attack.name] = attack_on(*combined)
     return fits
+
+
+def summaries_of(evidence: Evidence) -> dict[str, Summary]:
+    """What is measured of a layer, by family: numbers that mean the same of every model."""
+    return {attack.name: attack.summary for attack in _tried_on(evidence, "layer") if attack.summary is not None}
+
+
+def _tried_on(evidence: Evidence, target: Target) -> list[Attack]:
+    return [
+        attack
+        for attack in ATTACKS.values()
+        if attack.target == target and all(getattr(evidence, part) is not None for part in attack.needs)
+    ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from lmdp.membership.attacks.summary import Measure
-from lmdp.membership.evidence import Array, Evidence, Standardiser
+from lmdp.membership.evidence import Array, Evidence
 
 
 def movements(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
     """How far each augmented copy lies from the original, and how unevenly."""
-    standardise = Standardiser.of(evidence.features)
+    standardise = evidence.scale
 
     def measure(other: Evidence) -> Array:
         assert other.views is not None

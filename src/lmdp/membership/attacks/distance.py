@@ -6,14 +6,13 @@ import numpy as np
 from sklearn.covariance import ledoit_wolf_shrinkage
 
 from lmdp.membership.attacks.summary import Measure
-from lmdp.membership.evidence import Array, Evidence, Standardiser
+from lmdp.membership.evidence import Array, Evidence
 
 
 def distances(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
     """Mahalanobis distances to the own and the nearest other class centre; centres and spread from the fitted part."""
     assert evidence.labels is not None
-    standardise = Standardiser.of(evidence.features)
-    features = standardise(evidence.features)
+    standardise, features = evidence.scale, evidence.standardised
     classes, place = np.unique(evidence.labels, return_inverse=True)
     raw_centres = np.stack([features[place == k].mean(axis=0) for k in range(len(classes))])
     whiten = _whitener(features - raw_centres[place])

@@ -16,7 +16,7 @@ from torch import nn
 
 from lmdp.membership.attacks.output import output_statistics
 from lmdp.membership.attacks.summary import Measure
-from lmdp.membership.evidence import Array, Evidence, Standardiser
+from lmdp.membership.evidence import Array, Evidence
 
 STEPS = 60
 Logits = Callable[[Array], NDArray[np.float32]]
@@ -27,7 +27,7 @@ def head_losses(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
     assert evidence.labels is not None
     labels = evidence.labels
     half = np.random.default_rng(seed).permutation(len(evidence)) % 2 == 0
-    heads = [fit_head(evidence.at(np.flatnonzero(part)), labels.max() + 1, seed) for part in (half, ~half)]
+    heads = [_fit_head(evidence, np.flatnonzero(part), int(labels.max()) + 1) for part in (half, ~half)]
     table = np.zeros((len(evidence), _measure(evidence.at(np.arange(1)), heads[0]).shape[1]))
     for part, head in ((~half, heads[0]), (half, heads[1])):
         table[part] = _measure(evidence.at(np.flatnonzero(part)), head)
@@ -38,15 +38,18 @@ def head_losses(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
     return table, measure
 
 
-def fit_head(evidence: Evidence, classes: int, seed: int) -> Logits:
-    """Multinomial logistic regression by full-batch Adam. A representation with one unit per class is its own head."""
+def _fit_head(evidence: Evidence, part: NDArray[np.int64], classes: int) -> Logits:
+    """Multinomial logistic regression by full-batch Adam. A representation with one unit per class is its own head.
+
+    Centre and scale are those of all examples; they tell nothing of any one of them.
+    """
     assert evidence.labels is not None
     if evidence.features.shape[1] == classes:
         return lambda features: np.nan_to_num(features.astype(np.float32), posinf=1e6, neginf=-1e6)
-    standardise = Standardiser.of(evidence.features)
-    x = torch.from_numpy(standardise(evidence.features)).float()
-    y = torch.from_numpy(evidence.labels)
-    head = nn.Linear(x.shape[1], int(classes))
+    standardise = evidence.scale
+    x = torch.from_numpy(evidence.standardised[part]).float()
+    y = torch.from_numpy(evidence.labels[part])
+    head = nn.utils.skip_init(nn.Linear, x.shape[1], classes)  # the usual beginning would draw from a generator of all
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     optimizer = torch.optim.AdamW(head.parameters(), lr=0.05, weight_decay=0.02)

@@ -27,7 +27,8 @@ def scaled_confidence(evidence: Evidence) -> NDArray[np.float64]:
     at = logs.argmax(1) if evidence.labels is None else evidence.labels
     others = logs.copy()
     others[np.arange(len(logs)), at] = -np.inf
-    return np.asarray(true - logsumexp(others, axis=1), dtype=np.float64)
+    logits = true - logsumexp(others, axis=1)
+    return np.asarray(np.clip(logits, -60.0, 60.0), dtype=np.float64)  # of a single class, everything is certain
 
 
 def _log_probabilities(evidence: Evidence) -> tuple[Array, NDArray[np.float64]]:

@@ -25,9 +25,25 @@ def remembered(summary: Summary) -> Summary:
     last: list[tuple[Evidence, tuple[Array, Measure]]] = []
 
     def recall(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
-        if not last or last[0][0] is not evidence:
-            last[:] = [(evidence, summary(evidence, seed))]
-        return last[0][1]
+        kept = last[0] if last else None  # read once: folds are fitted side by side
+        if kept is None or kept[0] is not evidence:
+            table, measure = summary(evidence, seed)
+            kept = (evidence, (table, _remembered_measure(measure)))
+            last[:] = [kept]
+        return kept[1]
+
+    return recall
+
+
+def _remembered_measure(measure: Measure) -> Measure:
+    last: list[tuple[Evidence, Array]] = []
+
+    def recall(other: Evidence) -> Array:
+        kept = last[0] if last else None
+        if kept is None or kept[0] is not other:
+            kept = (other, measure(other))
+            last[:] = [kept]
+        return kept[1]
 
     return recall
 
@@ -37,18 +53,19 @@ def attack_on(*summaries: Summary) -> Fit:
 
     def fit(evidence: Evidence, member: NDArray[np.bool_], seed: int) -> Score:
         tables, measures = zip(*(summary(evidence, seed) for summary in summaries))
-        scale = Standardiser.of(np.hstack(tables))
-
-        def terms(table: Array) -> Array:
-            values = scale(table)
-            return np.hstack([values, values**2])
-
-        model = LogisticRegression(C=0.1, max_iter=300, random_state=seed).fit(terms(np.hstack(tables)), member)
-
-        def score(other: Evidence) -> NDArray[np.float64]:
-            table = np.hstack([measure(other) for measure in measures])
-            return np.asarray(model.decision_function(terms(table)), dtype=np.float64)
-
-        return score
+        judge = judge_of(np.hstack(tables), member, seed)
+        return lambda other: judge(np.hstack([measure(other) for measure in measures]))
 
     return fit
+
+
+def judge_of(table: Array, member: NDArray[np.bool_], seed: int) -> Callable[[Array], NDArray[np.float64]]:
+    """From numbers of examples whose membership is known: how much other numbers look like a member's."""
+    scale = Standardiser.of(table)
+
+    def terms(numbers: Array) -> Array:
+        values = scale(numbers)
+        return np.hstack([values, values**2])
+
+    model = LogisticRegression(C=0.1, tol=1e-3, max_iter=1000, random_state=seed).fit(terms(table), member)
+    return lambda numbers: np.asarray(model.decision_function(terms(numbers)), dtype=np.float64)

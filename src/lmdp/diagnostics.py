@@ -5,6 +5,8 @@ Off unless asked for. Publishing any of them voids the guarantee that the privac
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +26,30 @@ class StepRecord:
     examples: int
     nonfinite_examples: int
     raw_loss: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        norms: Tensor,
+        clipped: Mapping[str, Tensor],
+        raw: Mapping[str, Tensor],
+        weights: Mapping[str, float],
+        *,
+        clip_norm: float,
+        w: tuple[float, ...] | None,
+        examples: int,
+        nonfinite: int,
+    ) -> StepRecord:
+        """From norms [B, L], the sums of clipped and of raw gradients, and the weight that each parameter's sum has."""
+        squared = sum(float((clipped[n] * weights[n] - raw[n]).double().square().sum()) for n in raw)
+        return cls(
+            bias_norm=math.sqrt(squared) / max(1, examples),
+            clip_fraction=float((norms.norm(dim=1) > clip_norm).double().mean()) if len(norms) else 0.0,
+            weights=w,
+            mean_norms=tuple(norms.mean(0).tolist()) if len(norms) else (),
+            examples=examples,
+            nonfinite_examples=nonfinite,
+        )
 
 
 @dataclass
