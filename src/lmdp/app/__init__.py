@@ -4,6 +4,7 @@ cli          the commands: parse, call the pipeline, print where the result is
 arguments    the words of the command line, and its help
 config       what a run is made of: named values, checked
 recipes/     one small TOML file per experiment
+beforehand   what can be refused before data are read, and seen of a trained model
 pipeline     the flow as code: risk, train, audit, compare
 canaries     canaries in the data of a run
 account      what was spent before a run, and whether what it publishes is public
@@ -15,6 +16,7 @@ references   a run's training again, on random halves of the examples that are a
 bounds       how much epsilon a run's training spends, at least
 runs/        what a training leaves on disk
 progress     what a user sees while waiting, and how to stop
+doctor       what is installed, and a test of exactness and noise
 tensorboard  event files, where the extra is installed
 bench/       speed and memory of a private step against others
 """

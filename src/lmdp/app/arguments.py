@@ -22,6 +22,7 @@ Train models on private data that are then served as embeddings, without leaking
   lmdp train      train a model with differential privacy
   lmdp audit      attack a trained model, layer by layer
   lmdp compare    train and audit several methods at the same epsilon
+  lmdp doctor     say what is installed here, and test in a minute that norms and noise are right
 """
 EXIT_CODES = """\
 exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
@@ -35,6 +36,33 @@ COMPARE_KEYS = tuple(key for key in SETTINGS if key not in ("method",))
 TRAIN_KEYS = tuple(key for key in SETTINGS if not key.startswith("shadow_") and key != "protocol")
 SAME_THING = ("sample_rate", "batch_size")
 """Two keys for one thing: on the command line either overrides what a recipe says of the other."""
+
+
+GROUPS = {
+    "model": "model",
+    "data": "data",
+    "method": "privacy",
+    "epochs": "training",
+    "shadow_models": "risk on shadow data",
+}
+"""With which setting a group of options begins, in the order of the configuration."""
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "demo": ("lmdp demo", "lmdp demo --methods dpsgd,lm --epsilon 2 --out runs/demo-2"),
+    "risk": (
+        "lmdp risk --model s-cnn --shadow fashion-mnist --data mnist --out risk.json",
+        "lmdp risk --model my_models:make_net --shadow folder:public --size 32 --channels 3 --out risk.json",
+    ),
+    "train": (
+        "lmdp train --model resnet18 --data folder:photos --size 32 --channels 3 --classes cat,dog \\\n"
+        "             --risk risk.json --epsilon 8 --delta 1e-6 --out runs/photos",
+        "lmdp train --recipe mnist --method dpsgd --out runs/mnist",
+        "lmdp train --out runs/mnist --resume",
+    ),
+    "audit": ("lmdp audit runs/photos", "lmdp audit runs/photos --epsilon --runs 1000", "lmdp audit embeddings.npz"),
+    "compare": ("lmdp compare --recipe mnist --methods dpsgd,autos,psac,lm --out runs/mnist",),
+    "bench": ("lmdp bench --models d-cnn --steps 9", "lmdp bench --growth --out bench"),
+    "doctor": ("lmdp doctor", "lmdp doctor --quick --json"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,18 +85,18 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
     demo = _command(commands, "demo", "the whole flow on data that installs with the package")
-    demo.add_argument("--out", type=Path, help="folder for the result (default: runs/demo, or the next that is free)")
+    demo.add_argument("--out", type=_place, help="folder for the result (default: runs/demo, or the next that is free)")
     demo.add_argument("--resume", action="store_true", help="continue the demo in --out")
     demo.add_argument("--methods", default=DEMO_METHODS, help="comma-separated (default: %(default)s)")
     _options(demo, COMPARE_KEYS)
 
     risk = _command(commands, "risk", "measure on public data which layers give membership away")
-    risk.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the risk profile")
+    risk.add_argument("--out", type=_place, required=True, metavar="FILE", help="where to write the risk profile")
     risk.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
     _options(risk, RISK_KEYS)
 
     train = _command(commands, "train", "train a model with differential privacy")
-    train.add_argument("--out", type=Path, required=True, metavar="DIR", help="run folder; must not hold a run yet")
+    train.add_argument("--out", type=_place, required=True, metavar="DIR", help="run folder; must not hold a run yet")
     train.add_argument("--resume", action="store_true", help="continue the run in DIR")
     train.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
     _options(train, TRAIN_KEYS)
@@ -108,13 +136,13 @@ def parser() -> argparse.ArgumentParser:
     compare = _command(commands, "compare", "train and audit several methods at the same epsilon")
     compare.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or a .toml file")
     compare.add_argument("--methods", default=COMPARE_METHODS, help="comma-separated (default: %(default)s)")
-    compare.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for runs and report")
+    compare.add_argument("--out", type=_place, required=True, metavar="DIR", help="folder for runs and report")
     compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR")
     _options(compare, COMPARE_KEYS)
 
     reproduce = _command(commands, "reproduce", "the paper's tables and figures beside its numbers")
     reproduce.add_argument("what", nargs="?", default="all")
-    reproduce.add_argument("--out", type=Path)
+    reproduce.add_argument("--out", type=_place)
 
     bench = _command(commands, "bench", "speed and memory against non-private SGD and Opacus, in one run")
     every = "s-cnn, d-cnn, resnet18, vgg16, transformer, minilm, siamese, lora, gpt2, lstm"
@@ -128,7 +156,10 @@ def parser() -> argparse.ArgumentParser:
     other.add_argument(
         "--plan", action="store_true", help="print which rule every module uses (default: d-cnn, transformer)"
     )
-    bench.add_argument("--out", type=Path, metavar="DIR", help="folder for bench.json and bench.svg, or growth.json")
+    bench.add_argument("--out", type=_place, metavar="DIR", help="folder for bench.json and bench.svg, or growth.json")
+
+    doctor = _command(commands, "doctor", "what is installed here, and a test of exactness and noise: a minute")
+    doctor.add_argument("--quick", action="store_true", help="leave the test out")
     return top
 
 
@@ -142,7 +173,14 @@ def config_of(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
     for one, other in (SAME_THING, SAME_THING[::-1]):
         if given.get(one) is not None:
             values.pop(other, None)
-    return Config.of({**values, **given}, recipe_name or "configuration")
+    return Config.of({**values, **given}, recipe_name or "configuration").anchored()
+
+
+def _place(text: str) -> Path:
+    """Where something is written to; the empty text would be the current folder, which nobody means."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} names no folder or file")
+    return Path(text)
 
 
 def words_of(text: str) -> list[str]:
@@ -166,7 +204,7 @@ def _command(commands: Any, name: str, help: str) -> argparse.ArgumentParser:
         name,
         help=help,
         description=help[0].upper() + help[1:] + ".",
-        epilog=_epilog(),
+        epilog=_examples(name) + _epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -178,7 +216,11 @@ def _command(commands: Any, name: str, help: str) -> argparse.ArgumentParser:
 def _options(command: argparse.ArgumentParser, keys: Sequence[str]) -> None:
     """One option per configuration key; what is not given comes from the recipe, or is the default."""
     group = command.add_argument_group("configuration (each overrides the recipe)")
-    for key in keys:
+    for key in SETTINGS:
+        if key in GROUPS:
+            group = command.add_argument_group(GROUPS[key])
+        if key not in keys:
+            continue
         setting = SETTINGS[key]
         default = Config.__dataclass_fields__[key].default
         allowed = f": {', '.join(setting.choices)}" if setting.choices else ""
@@ -191,6 +233,11 @@ def _options(command: argparse.ArgumentParser, keys: Sequence[str]) -> None:
             **given,
             help=f"{setting.help}{allowed}{shown}".replace("%", "%%"),
         )
+
+
+def _examples(command: str) -> str:
+    lines = EXAMPLES.get(command, ())
+    return "".join(["examples:\n", *(f"  {line}\n" for line in lines), "\n"]) if lines else ""
 
 
 def _epilog() -> str:

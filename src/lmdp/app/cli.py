@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmdp.app.arguments import config_of, methods_of, parser, words_of
-from lmdp.app.config import Config
+from lmdp.app.beforehand import explosion, look_ahead, without_unused_shadow
+from lmdp.app.config import SHADOW, Config
 from lmdp.app.progress import Interrupted, Show
 
 Result = dict[str, Any]
-"""`text` for people, `json` for programs."""
+"""`text` for people, `json` for programs; `code` to exit with, 0 unless given."""
 
 
 class NotAvailable(Exception):
@@ -42,8 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("LMDP_DEBUG"):
             raise
         return _fail(f"error: {_one_line(error)}", 2)
-    print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])  # noqa: T201
-    return 0
+    _print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])
+    return int(result.get("code", 0))
+
+
+def _print(text: str) -> None:
+    """Print the result. A reader that has seen enough and left, as `head` does, is no fault: the work is done."""
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more as it ends
 
 
 def _demo(arguments: Namespace, show: Show) -> Result:
@@ -61,6 +70,9 @@ def _compare(arguments: Namespace, show: Show) -> Result:
 
 def _compared(config: Config, arguments: Namespace, show: Show) -> Result:
     methods, out = methods_of(arguments.methods), arguments.out
+    if config.risk is None:
+        config = config.changed(shadow=config.shadow or SHADOW)
+    _say_all(look_ahead(config), show)
     from lmdp.app import pipeline
     from lmdp.app.reports import summary
     from lmdp.data.records import encoded
@@ -80,6 +92,7 @@ def _risk(arguments: Namespace, show: Show) -> Result:
         raise ValueError(f"{arguments.out} exists; choose another name, or remove it")
     if not arguments.out.absolute().parent.is_dir():
         raise ValueError(f"{arguments.out.absolute().parent} is not a folder; make it, or choose another --out")
+    _say_all(look_ahead(config), show)
     from lmdp.app import pipeline
 
     private = pipeline.private_data(config, show) if arguments.key_data or arguments.recipe else None
@@ -94,6 +107,9 @@ def _risk(arguments: Namespace, show: Show) -> Result:
 
 def _train(arguments: Namespace, show: Show) -> Result:
     config = config_of(arguments, arguments.recipe or _saved_recipe(arguments))
+    if not (arguments.out / "config.toml").exists():
+        config, said = without_unused_shadow(config, given=arguments.key_shadow is not None)
+        _say_all([*look_ahead(config), *said], show)
     from lmdp.app import pipeline
     from lmdp.app.reports import summary
     from lmdp.app.training import accuracies_of
@@ -104,6 +120,8 @@ def _train(arguments: Namespace, show: Show) -> Result:
     last = folder.metrics()[-1]
     first = "" if last["test_accuracy"] is None else f"test accuracy {accuracies_of(last)}\n"
     statement = PrivacyStatement.from_dict(privacy)
+    if exploded := explosion(folder / "model.safetensors"):
+        first = f"WARNING: {exploded}.\n{first}"
     told = "".join(f"\n  account           {item}" for item in privacy["account"])
     text = f"\n{first}{statement}{told}\n\nrun folder: {arguments.out}\nreport: {folder / 'report.html'}"
     return {"text": text, "json": {"summary": summary(folder), "privacy": privacy, "out": str(arguments.out)}}
@@ -155,6 +173,13 @@ def _reproduce(arguments: Namespace, show: Show) -> NoReturn:
     raise NotAvailable("lmdp reproduce is not available yet. lmdp compare trains and audits the methods of a recipe.")
 
 
+def _doctor(arguments: Namespace, show: Show) -> Result:
+    from lmdp.app.doctor import examine, text_of
+
+    findings = examine(quick=arguments.quick, say=show.say)
+    return {"text": text_of(findings), "json": findings.to_dict(), "code": 0 if findings.well else 2}
+
+
 def _bench(arguments: Namespace, show: Show) -> Result:
     chosen = {"models": words_of(arguments.models)} if arguments.models else {}
     only = words_of(arguments.only)
@@ -191,7 +216,13 @@ COMMANDS: dict[str, Callable[[Namespace, Show], Result]] = {
     "compare": _compare,
     "reproduce": _reproduce,
     "bench": _bench,
+    "doctor": _doctor,
 }
+
+
+def _say_all(lines: Sequence[str], show: Show) -> None:
+    for line in lines:
+        show.say(line)
 
 
 def _free(path: Path) -> Path:

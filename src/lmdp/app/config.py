@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdp.accounting import ACCOUNTANTS, DEFAULT
+from lmdp.data.request import anchored
 from lmdp.methods import METHODS, SOURCES, check_unit_gain
 
 PROTOCOLS = ("heldout", "paper")
@@ -32,6 +33,9 @@ SAMPLE_RATE = 0.01
 FEWEST_CANARIES = 300
 """That of `lmdp.audit.planting`, which needs torch too."""
 
+
+SHADOW = "digits"
+"""The public data where none is named."""
 
 TRUTH = {"true": True, "false": False}
 
@@ -134,7 +138,9 @@ class Config:
         "module", "what counts as a layer: block takes the blocks of a network whole", choices=LAYERS, unsaid="module"
     )
     data: str = _text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:PATH, folder:PATH")
-    shadow: str = _text("digits", "the public data on which risk is estimated: a SPEC")
+    shadow: str | None = _text(
+        None, f"the public data on which risk is estimated: a SPEC; {SHADOW} unless given", optional=True
+    )
     size: int | None = _whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
     channels: int | None = _whole(None, "1 (grey) or 3 (colour) channels", low=1, high=3, optional=True)
     classes: str | None = _text(
@@ -277,6 +283,8 @@ class Config:
         if method.reweighted and self.weights not in method.sources:
             needed = (f"{name} ({'not ' if SOURCES[name].refuted else ''}certified)" for name in method.sources)
             raise ValueError(f"weights is {self.weights!r}; method {method.name} needs {' or '.join(needed)}")
+        if self.public_is_shadow and self.shadow is None:
+            object.__setattr__(self, "shadow", SHADOW)
         if self.unit_gain:
             check_unit_gain(method, self.weights)
 
@@ -286,6 +294,18 @@ class Config:
         if self.classes is None or (self.classes.isascii() and self.classes.isdigit() and len(self.classes) < 7):
             return int(self.classes) if self.classes else None
         return tuple(name.strip() for name in self.classes.split(","))
+
+    @property
+    def public_is_shadow(self) -> bool:
+        """Whether layer weights come from the shadow data."""
+        needed = METHODS[self.method].reweighted and SOURCES[self.weights].needs_public_data
+        return needed and self.public is None
+
+    def anchored(self) -> Config:
+        """The same with absolute paths, so that it means the same wherever one stands."""
+        specs = {key: getattr(self, key) for key in ("data", "shadow", "public", "canary_kind")}
+        seen = {key: anchored(spec) for key, spec in specs.items() if spec is not None}
+        return self.changed(**seen, **({} if self.risk is None else {"risk": str(Path(self.risk).absolute())}))
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -328,6 +348,8 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """What is set; values that are none, or go without saying, are left out."""
         values = {name: getattr(self, name) for name in SETTINGS}
+        if self.risk is not None and not self.public_is_shadow:
+            values["shadow"] = None  # the risk came from elsewhere
         return {name: value for name, value in values.items() if value not in (None, SETTINGS[name].unsaid)}
 
     def to_toml(self) -> str:

@@ -15,7 +15,7 @@ from lmdp.app import training
 from lmdp.app.account import begin, open_account, refuse_inferred, sides
 from lmdp.app.canaries import ordinary, plant, still_there
 from lmdp.app.chosen import keep
-from lmdp.app.config import Config
+from lmdp.app.config import SHADOW, Config
 from lmdp.app.progress import Show
 from lmdp.app.reports import story, summary, tpr_limit, write_report
 from lmdp.app.runs import RunFolder, load_model, write_json
@@ -51,6 +51,11 @@ def private_data(config: Config, show: Show) -> Source:
     )
     if not source.classes:
         raise ValueError(f"data {config.data!r} has 0 classes; a model needs labelled examples")
+    if len(source.classes) == 1:
+        raise ValueError(
+            f"data {config.data!r} has 1 class ({source.classes[0]!r}); there is nothing to learn. It needs at least "
+            "2; if the class folders lie deeper, name the folder that holds them"
+        )
     return source
 
 
@@ -75,7 +80,7 @@ def parted_data(config: Config, show: Show) -> Source:
 def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
     """Risk on the shadow data, brought to the private data's shape; refused where the two overlap."""
     shape = None if private is None else private.train.shape
-    shadow = public_data(config.shadow, shape, config, show)
+    shadow = public_data(config.shadow or SHADOW, shape, config, show)
     images = shadow.train if shadow.test is None else shadow.train.joined(shadow.test)
 
     def factory() -> nn.Module:
@@ -339,7 +344,7 @@ def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor,
     """Public examples for weights = public, of the private data's shape and within its classes."""
     if not METHODS[config.method].reweighted or not SOURCES[config.weights].needs_public_data:
         return None
-    images = public_data(config.public or config.shadow, source.train.shape, config, show).train
+    images = public_data(config.public or config.shadow or SHADOW, source.train.shape, config, show).train
     inputs, labels = images.tensors()
     if int(labels.max()) >= len(source.classes):
         raise ValueError(

@@ -91,6 +91,11 @@ def _folders(root: Path) -> list[Path]:
 def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
     """Class → its images, both in alphabetical order. A declared class may have none."""
     folders = [folder for folder in _folders(root) if not declared or folder.name in declared]
+    if not declared and len(folders) == 1 and (inner := _nested(folders[0])):
+        raise ValueError(
+            f"{root} holds one folder, {folders[0].name!r}, and that holds {len(inner)} more ({', '.join(inner[:3])}"
+            f"{', …' if len(inner) > 3 else ''}). If these are the classes, write folder:{folders[0]}"
+        )
     if not folders:
         raise ValueError(f"{root} has no class folders; put the images of each class into a folder of its own")
     listing = {}
@@ -102,6 +107,12 @@ def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
                 f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it"
             )
     return listing
+
+
+def _nested(folder: Path) -> list[str]:
+    """Names of the folders in it, where it has no images of its own."""
+    images = any(f.suffix.lower() in SUFFIXES for f in folder.iterdir() if f.is_file())
+    return [] if images else [inner.name for inner in _folders(folder)]
 
 
 def _largest(listing: dict[str, list[Path]], count: int | None) -> tuple[str, ...]:

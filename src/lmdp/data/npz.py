@@ -22,6 +22,8 @@ from lmdp.data.preprocess import fit
 from lmdp.data.request import Request
 
 DATA = ("x_train", "y_train", "x_test", "y_test")
+BRIGHT = 16.0
+"""No image that was standardised in any usual way has values of 0 to more than this."""
 CLASSES = ("classes", "num_classes")
 
 
@@ -56,6 +58,11 @@ def _images(arrays: dict[str, NDArray[Any]], part: str, path: Path, request: Req
 def _pixels(x: NDArray[Any], name: str) -> Tensor:
     """Bytes as [N, C, H, W]; floats as they are."""
     if x.dtype.kind == "f":
+        if x.ndim in (3, 4) and x.size and x.min() >= 0 and BRIGHT < x.max() <= 255:
+            raise ValueError(
+                f"{name} is {x.dtype} from {x.min():g} to {x.max():g}: bytes saved as floats, which are taken as they "
+                "are. Save them as uint8, or standardise them yourself: (x / 255 - 0.5) / 0.5"
+            )
         return torch.from_numpy(x.astype(np.float32))
     if x.dtype != np.uint8:
         raise ValueError(f"{name} is {x.dtype}; it must be uint8 (0 to 255) or floats")

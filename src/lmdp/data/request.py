@@ -12,6 +12,8 @@ from types import MappingProxyType
 from lmdp.data.readers import GENERAL, READERS
 
 MAX_SIZE = 4096
+PATHS = ("landmarks",)
+"""Options whose value is a path."""
 
 Say = Callable[[str], None]
 
@@ -73,6 +75,26 @@ def parse(
         raise ValueError(f"splits is {splits!r}; it must be 'content' or 'position'")
     say = say or (lambda _: None)
     return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say)
+
+
+def anchored(spec: str, folder: Path | None = None) -> str:
+    """The same SPEC with its paths seen from `folder` (the current one unless given), so that it can be read anywhere.
+
+    What cannot be taken apart is left as it is: `parse` says what is wrong with it.
+    """
+    name, question, query = spec.partition("?")
+    kind, _, path = name.partition(":")
+    if kind in READERS and READERS[kind].path == "PATH" and path:
+        name = f"{kind}:{_absolute(path, folder)}"
+    options = [part.partition("=") for part in query.split("&")]
+    parts = [
+        f"{key}{sign}{_absolute(value, folder) if key in PATHS and value else value}" for key, sign, value in options
+    ]
+    return f"{name}{question}{'&'.join(parts)}"
+
+
+def _absolute(path: str, folder: Path | None) -> str:
+    return os.path.normpath((folder or Path.cwd()) / Path(path).expanduser())
 
 
 def default_cache() -> Path:

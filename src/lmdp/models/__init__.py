@@ -12,7 +12,7 @@ running    build a model from a seed, run it where it lives, count what it gets 
 
 from lmdp.models.cnn import DCNN, SCNN, DeepCNN
 from lmdp.models.parts import ACTIVATIONS, Parts
-from lmdp.models.registry import MODELS, build
+from lmdp.models.registry import MODELS, build, check_name
 from lmdp.models.resnet import ResNet18
 from lmdp.models.running import Inputs, accuracy, device_of, evaluation, fresh, main_tensor, run, scores_of
 from lmdp.models.vgg import VGG16
@@ -29,6 +29,7 @@ __all__ = [
     "ResNet18",
     "accuracy",
     "build",
+    "check_name",
     "device_of",
     "evaluation",
     "fresh",

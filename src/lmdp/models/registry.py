@@ -71,13 +71,10 @@ def build(
     """
     if classes < 1:
         raise ValueError(f"classes is {classes}; a model needs at least 1 class")
+    check_name(name)
     if ":" in name:
         chosen = {"activation": activation} if activation else {}
         return _from_factory(name, shape, classes, chosen | ({"standardised": True} if standardised else {}))
-    if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}, or module:factory.{hint}")
     if len(shape) != 3:
         raise ValueError(f"model {name!r} takes images (channels, height, width); the examples have shape {shape}")
     # Channels last in memory: faster. A user's own model may rely on the usual layout, in view() for example.
@@ -85,11 +82,26 @@ def build(
     return MODELS[name](shape, classes, parts).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _from_factory(name: str, shape: Shape, classes: int, chosen: Mapping[str, object]) -> nn.Module:
+def check_name(name: str) -> None:
+    """Refuse a name that nothing can be built by, before any data are read; the module of a factory is imported."""
+    if ":" in name:
+        _factory(name)
+    elif name not in MODELS:
+        near = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}, or module:factory.{hint}")
+
+
+def _factory(name: str) -> Callable[..., object]:
     module_name, _, factory_name = name.partition(":")
-    factory = getattr(_import(module_name), factory_name, None)
+    factory: Callable[..., object] | None = getattr(_import(module_name), factory_name, None)
     if not callable(factory):
         raise ValueError(f"model is {name!r}, but module {module_name!r} has no callable {factory_name!r}")
+    return factory
+
+
+def _from_factory(name: str, shape: Shape, classes: int, chosen: Mapping[str, object]) -> nn.Module:
+    factory = _factory(name)
     offered = {"shape": shape, "channels": shape[0], "size": shape[-1], "classes": classes}
     parameters = _parameters(factory)
     if untaken := [key for key in chosen if key not in parameters]:

@@ -95,8 +95,7 @@ class RunFolder:
             return
         if not resume:
             raise ValueError(f"{self.path} holds a run already. Continue it with --resume, or choose another folder.")
-        saved = self.config().to_dict()
-        now = config.to_dict()
+        saved, now = self.config().anchored().to_dict(), config.anchored().to_dict()
         if differing := {
             key: (saved.get(key), now.get(key)) for key in {*saved, *now} if saved.get(key) != now.get(key)
         }:
