@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gradients": {"layers", "standardised"},
     "guards": {"gradients", "layers"},
     "statement": {"accounting", "data", "guards", "methods"},  # data: its decoder
+    "units": {"guards"},
     "private": {
         "accounting",
         "bias",
@@ -38,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "methods",
         "rescaling",
         "statement",
+        "units",
     },
     "data": set(),
     "models": {"standardised"},
@@ -59,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "membership",
             "methods",
         ),
-        *("models", "private", "report", "risk", "statement"),
+        *("models", "private", "report", "risk", "statement", "units"),
     },
     "__main__": {"app"},
     "__init__": {
@@ -70,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "layers",
         "private",
         "risk",
+        "units",
     },  # the public names, opened when asked for
 }
 PROOF = ("sampling", "clipping", "weights", "keystream", "noise", "step")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lmdp.layers import Layer, LayerMap
     from lmdp.private import PrivacyEngine, PrivacyStatement
     from lmdp.risk import RiskProfile, estimate_risk
+    from lmdp.units import PerUser, Unit, Views
 
 __version__ = "0.1.0"
 
@@ -34,9 +35,12 @@ __all__ = [
     "EpsilonBound",
     "Layer",
     "LayerMap",
+    "PerUser",
     "PrivacyEngine",
     "PrivacyStatement",
     "RiskProfile",
+    "Unit",
+    "Views",
     "WeightAverage",
     "audit",
     "audit_embeddings",
@@ -53,9 +57,12 @@ _ROOM_OF = {
     "EpsilonBound": "lmdp.audit",
     "Layer": "lmdp.layers",
     "LayerMap": "lmdp.layers",
+    "PerUser": "lmdp.units",
     "PrivacyEngine": "lmdp.private",
     "PrivacyStatement": "lmdp.private",
     "RiskProfile": "lmdp.risk",
+    "Unit": "lmdp.units",
+    "Views": "lmdp.units",
     "WeightAverage": "lmdp.averages",
     "audit_embeddings": "lmdp.audit",
     "audit_epsilon": "lmdp.audit",

@@ -89,6 +89,7 @@ class Mechanism:
                          example moves at most 1. Released jointly, each in units of its own noise, gradient and
                          statistic are one Gaussian mechanism: σ^-2 = σ_g^-2 + σ_v^-2
     expected_batch_size  what the noisy sum is divided by: public, unlike the size of a batch
+    unit, rows_per_unit  what counts as one example here, and how many rows of a batch are averaged to be one
     """
 
     method: str
@@ -101,6 +102,8 @@ class Mechanism:
     accountant: str = DEFAULT
     statistic_share: float = 0.0
     neighbouring_relation: str = ADD_OR_REMOVE
+    unit: str = "example"
+    rows_per_unit: int = 1
 
     def __post_init__(self) -> None:
         _check_step(self.noise_multiplier, self.sample_rate)

@@ -41,6 +41,7 @@ class PrivacyStatement:
     verdicts  assumption → what is known of it; an epsilon is certified only where all hold
     reasons   why it is not certified, if so
     checks    what was seen when the training was run again with and without one example
+    unit      what is protected as one, and counted by sample rate and expected batch size: `rows_per_unit` rows each
     """
 
     epsilon: AmountOrInfinity
@@ -59,6 +60,8 @@ class PrivacyStatement:
     verdicts: Annotated[Mapping[str, Any], MAY_BE_MISSING] = field(default_factory=unjudged)
     checks: Annotated[tuple[str, ...], MAY_BE_MISSING] = ()
     neighbouring_relation: str = ADD_OR_REMOVE
+    unit: Annotated[str, MAY_BE_MISSING] = "example"
+    rows_per_unit: Annotated[Count, MAY_BE_MISSING] = 1
     not_covered: tuple[str, ...] = NOT_COVERED
     reasons: tuple[str, ...] = field(init=False)
     certified: bool = field(init=False)
@@ -128,13 +131,16 @@ class PrivacyStatement:
             f"  method            {self.method}, weights: {self.weight_source}",
             f"  neighbours        {self.neighbouring_relation}",
             f"  sampling          {self.sampling}, rate {self.sample_rate:.6g} "
-            f"(expected batch {self.expected_batch_size:g})",
+            f"(expected batch {self.expected_batch_size:g}{'' if self.unit == 'example' else f' {self.unit}s'})",
             f"  steps             {self.steps}",
             f"  noise multiplier  {self.noise_multiplier:.6g} x sensitivity {self.sensitivity:g}",
             f"  noise from        {self.noise_source}",
             f"  clip norm         {self.clip_norm:g}",
             f"  accountant        {self.accountant}",
         ]
+        if self.rows_per_unit > 1:
+            said = f"one {self.unit}: the gradients of its {self.rows_per_unit} rows are averaged, then clipped as one"
+            lines.insert(3, f"  unit              {said}")
         lines += [f"  {state:<17s} {sentence}: {how}" for sentence, state, how in self.table()]
         lines += [f"  checked           {seen}" for seen in self.checks]
         lines += [f"  not covered       {item}" for item in self.not_covered]

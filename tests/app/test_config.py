@@ -13,7 +13,18 @@ from lmdp import models
 from lmdp.accounting import check_delta
 from lmdp.app import descent
 from lmdp.app.arguments import config_of, parser
-from lmdp.app.config import ACTIVATIONS, OPTIMIZERS, PROTOCOLS, SETTINGS, SPLITS, Config, recipe, recipe_names
+from lmdp.app.config import (
+    ACTIVATIONS,
+    AUGMENTATIONS,
+    OPTIMIZERS,
+    PROTOCOLS,
+    SETTINGS,
+    SPLITS,
+    Config,
+    recipe,
+    recipe_names,
+)
+from lmdp.data import augment
 from lmdp.data.splits import BY
 from lmdp.methods import METHODS, SOURCES
 from lmdp.models import MODELS
@@ -32,6 +43,7 @@ VALUES = st.fixed_dictionaries(
         "weight_standardisation": st.booleans(),
         "optimizer": st.sampled_from(OPTIMIZERS),
         "weight_decay": st.floats(0, 1),
+        "augment": st.none() | st.sampled_from([*AUGMENTATIONS, ",".join(AUGMENTATIONS)]),
         "ema": st.none() | st.floats(0.01, 0.9999),
         "emphasis": st.integers(0, 10),
         "seed": st.none() | st.integers(0, 2**31 - 1),
@@ -154,6 +166,7 @@ def test_what_is_typed_twice_for_want_of_torch_agrees() -> None:
     assert BY == SPLITS
     assert tuple(models.ACTIVATIONS) == ACTIVATIONS
     assert tuple(descent._OPTIMIZERS) == OPTIMIZERS
+    assert tuple(augment.AUGMENTATIONS) == AUGMENTATIONS
     named, _, _ = SETTINGS["model"].help.partition(", or module:factory")
     assert named.split(", ") == list(MODELS)
 

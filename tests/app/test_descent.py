@@ -6,6 +6,7 @@ import json
 import math
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,10 +78,10 @@ def without_momentum(spec: str, out: Path, *more: str) -> list[str]:
     return [*words[:at], *words[at + 2 :]]
 
 
-def test_interrupted_a_run_with_adamw_schedule_and_average_ends_with_the_same_bytes(
+def test_interrupted_a_run_with_adamw_schedule_average_and_views_ends_with_the_same_bytes(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--optimizer", "adamw", "--seed", "3", *OPTIONS)
+    options = ("--optimizer", "adamw", "--seed", "3", "--augment", "flip,crop", "--views", "2", *OPTIONS)
     assert cli.main(without_momentum(spec, tmp_path / "whole", *options)) == 0
     command = [*without_momentum(spec, tmp_path / "run", *options), "--resume"]
     due = training._evaluation_due
@@ -129,6 +130,23 @@ def test_a_run_with_tanh_and_standardised_filters_is_certified_and_remembers_the
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["certified"] is True
     config = Config.load(tmp_path / "run" / "config.toml")
     assert config.model_options == {"activation": "tanh", "standardised": True}
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "sgd"])
+def test_a_run_on_views_says_that_an_example_is_all_of_them(spec: str, tmp_path: Path, method: str) -> None:
+    options = ("--delta", "0.001", "--classes", "3", "--channels", "1", "--augment", "crop", "--views", "3")
+    words = [*without_momentum(spec, tmp_path / "run", *options), "--method", method]
+    assert cli.main(words) == 0
+    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    private = method == "dpsgd"
+    assert (stated["certified"], stated["rows_per_unit"], stated["unit"]) == (private, 3 if private else 1, "example")
+    assert stated["sample_rate"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_views_that_nothing_makes_differ_are_refused(spec: str, tmp_path: Path, capsys: Any) -> None:
+    for words, said in ((["--views", "3"], "augment = flip,crop"), (["--augment", "flop"], "must be among flip, crop")):
+        assert cli.main(without_momentum(spec, tmp_path / "run", *words)) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_run_in_units_of_clip_norm_and_gain_is_certified(spec: str, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ ACTIVATIONS = ("relu", "tanh")
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("constant", "cosine", "warmup")
 """Those of `lmdp.app.descent`, which needs torch too."""
+AUGMENTATIONS = ("flip", "crop")
+"""Those of `lmdp.data.augment`, which needs torch too."""
 SAMPLE_RATE = 0.01
 """q where neither it nor the batch size is given."""
 FEWEST_CANARIES = 300
@@ -219,6 +221,15 @@ class Config:
         open_high=True,
         optional=True,
     )
+    augment: str | None = _text(
+        None,
+        f"train on random views of images: {', '.join(AUGMENTATIONS)}, or several, separated by commas",
+        listed=True,
+        optional=True,
+    )
+    views: int = _whole(
+        1, "views of an example in every step of it: their gradients are averaged, then clipped as one", low=1, unsaid=1
+    )
     learning_rate: float = _number(0.1, "step size of the private methods", low=0, open_low=True)
     sgd_learning_rate: float = _number(
         0.05, "step size of method sgd, whose gradients have any length", low=0, open_low=True
@@ -275,6 +286,13 @@ class Config:
             raise ValueError(
                 f"warmup is {self.warmup:g}, but schedule = constant has none; choose schedule = warmup or cosine"
             )
+        if unknown := [name for name in self.augmentations if name not in AUGMENTATIONS]:
+            raise ValueError(f"augment names {unknown[0]!r}; it must be among {', '.join(AUGMENTATIONS)}")
+        if self.views > 1 and self.augment is None:
+            raise ValueError(
+                f"views is {self.views}, but nothing makes them differ; say how, for example augment = "
+                f"{','.join(AUGMENTATIONS)}"
+            )
         if self.channels == 2:
             raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
         if self.noise == "secure" and self.seed is not None:
@@ -306,6 +324,11 @@ class Config:
         specs = {key: getattr(self, key) for key in ("data", "shadow", "public", "canary_kind")}
         seen = {key: anchored(spec) for key, spec in specs.items() if spec is not None}
         return self.changed(**seen, **({} if self.risk is None else {"risk": str(Path(self.risk).absolute())}))
+
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """Their names, in the order in which they are made."""
+        return tuple(name.strip() for name in (self.augment or "").split(",") if name.strip())
 
     @property
     def model_options(self) -> dict[str, Any]:

@@ -24,12 +24,14 @@ from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
 from lmdp.data import EpochOrder
+from lmdp.data.augment import augmentation
 from lmdp.guards import VIOLATED, Verdict
 from lmdp.lineage import Lineage, Spending
 from lmdp.methods import METHODS
 from lmdp.models import accuracy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 from lmdp.risk import RiskProfile
+from lmdp.units import Views
 
 AVERAGE = "average.safetensors"
 SECONDS_BETWEEN_EPSILONS = 2.0
@@ -54,6 +56,8 @@ class Job:
     def __post_init__(self) -> None:
         if self.config.ema is not None:
             self.average = WeightAverage(self.model, self.config.ema)
+        if isinstance(self.loader.dataset, Views):
+            self.loader.dataset.moment = lambda: self.steps  # so that a continued run sees the same views
 
     @property
     def steps(self) -> int:
@@ -174,11 +178,14 @@ def prepare(
     batch, method = config.batch_for(size), METHODS[config.method]
     optimizer = optimizer_for(config, model)
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
+    if config.augment is not None:
+        loader = Views(private, config.views, augmentation(config.augmentations), seed=config.seed).loader(batch)
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
     if not method.private:
         order = EpochOrder(size, batch, config.seed or 0)
-        job = Job(config, model, optimizer, DataLoader(private, batch_size=batch, sampler=order), None, total, account)
+        shuffled = DataLoader(loader.dataset, batch_size=batch, sampler=order, collate_fn=loader.collate_fn)
+        job = Job(config, model, optimizer, shuffled, None, total, account)
         order.position = lambda: job.steps
         return job
     secure = config.noise == "secure"

@@ -7,6 +7,7 @@ images       images with their labels in memory, and what a loaded source is
 splits       splits in which each example's place follows from its own content
 classes      which classes there are: declared, a public fact, or read off the labels
 preprocess   images brought to another size or number of channels
+augment      random views of images, each drawn for itself
 decode       image files → bytes
 faces        faces aligned by five landmarks
 download     files from the network, resumed and verified

@@ -30,6 +30,7 @@ Read in this order:
     fetching   numbers on a device, fetched together
     rows       norms and sums of the rows that rules form
     compiled   inner loops in C, where there is a compiler
+    units      several rows of a batch that are one unit
     repeated   parameters that are used more than once
     batch      the gradients of a batch: squared_norms, weighted_sums, without
 """

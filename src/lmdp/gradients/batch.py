@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from lmdp.gradients.contract import Owner, Piece, Use
 from lmdp.gradients.leading import RootCall
 from lmdp.gradients.randomness import PutBack
 from lmdp.gradients.repeated import Target, Waiting, versions
+from lmdp.gradients.units import Make, folded, uses_of
 from lmdp.layers import LayerMap
 
 
@@ -34,12 +35,14 @@ class NamedPiece:
 class Arrived:
     """What a backward pass has delivered so far. `task`: the number that autograd gave the pass.
 
-    waiting   what is used more than once, until all uses have arrived
-    versions  of the tensors that a piece keeps
-    repeated  what was used more than once
+    rows_each  how many rows of the batch are one example
+    waiting    what is used more than once, until all uses have arrived
+    versions   of the tensors that a piece keeps
+    repeated   what was used more than once
     """
 
     batch_size: int | None = None
+    rows_each: int = 1
     sent: float = 1.0
     pieces: dict[Target, NamedPiece] = field(default_factory=dict)
     waiting: dict[Target, Waiting] = field(default_factory=dict)
@@ -68,7 +71,13 @@ class Arrived:
             self.task = task
             torch.autograd.Variable._execution_engine.queue_callback(lambda: setattr(self, "complete", True))
 
-    def set_size(self, size: int) -> None:
+    def set_size(self, rows: int) -> None:
+        size, rest = divmod(rows, self.rows_each)
+        if rest:  # and without their number: the size of a batch is private
+            raise ValueError(
+                f"the model was run on a number of rows that is no multiple of {self.rows_each}, the rows of one unit. "
+                "Pass all rows of every unit to the model, those of one unit after each other."
+            )
         if self.batch_size not in (None, size):
             raise ValueError(
                 "one loss was computed from batches of different sizes. All calls of the model that feed one loss must "
@@ -80,21 +89,25 @@ class Arrived:
         self,
         owner: Owner,
         use: Use,
-        make: Callable[[], Piece],
+        pulled: Make | None,
         targets: Sequence[Target],
         calls: Counter[Owner],
     ) -> None:
         """A use of the parameters of these targets. `calls`: how many of each module the forward pass made.
 
-        `make` gives the piece of this use alone, of all parameters.
+        `pulled` gives the piece of this use alone, of all parameters, where its rule has made that already.
         """
+        for part, make in folded(use, owner.rule, pulled, self.rows_each):
+            self._take_in(owner, part, make, targets, calls)
+
+    def _take_in(self, owner: Owner, use: Use, make: Make, targets: Sequence[Target], calls: Counter[Owner]) -> None:
         alone = [target for target in targets if self._is_alone(target, calls)]
         if len(targets) == 1 and alone:
             self._hold(targets[0], make(), targets[0].names[owner])
             return
         formed = make() if owner.rule.join is None else None  # once, for all targets
         for target in targets:
-            part, expected = target.part_of(use, owner), _expected(target, calls)
+            part, expected = target.part_of(use, owner), self._expected(target, calls)
             waiting = self.waiting.setdefault(target, Waiting())
             if (before := self.pieces.pop(target, None)) is not None:  # of a call that nobody has counted
                 waiting.add(before.piece, before.names)
@@ -115,7 +128,7 @@ class Arrived:
         waiting = self.waiting.pop(target)
         if (owner := waiting.changed()) is not None:
             raise RuntimeError(_CHANGED.format(owner=owner))
-        if waiting.count > 1:
+        if waiting.count > uses_of(target.owner.rule, self.rows_each):
             self.repeated.add(target)
         self._hold(target, *waiting.piece(target))
 
@@ -124,7 +137,10 @@ class Arrived:
         self.versions[target] = versions(*piece.kept)
 
     def _is_alone(self, target: Target, calls: Counter[Owner]) -> bool:
-        return _expected(target, calls) <= 1 and target not in self.pieces and target not in self.waiting
+        return self._expected(target, calls) <= 1 and target not in self.pieces and target not in self.waiting
+
+    def _expected(self, target: Target, calls: Counter[Owner]) -> int:
+        return sum(calls[owner] * uses_of(owner.rule, self.rows_each) for owner in target.names)
 
     def refuse_changed(self) -> None:
         """Norms were taken when a gradient arrived. Sums of something else than was measured have no bound."""
@@ -137,10 +153,6 @@ _CHANGED = (
     "what {owner} took in, or its gradient, was changed in place between backward() and optimizer.step(). Change a "
     "copy (x * std instead of x.mul_(std)), or change it after the step."
 )
-
-
-def _expected(target: Target, calls: Counter[Owner]) -> int:
-    return sum(calls[owner] for owner in target.names)
 
 
 @dataclass
@@ -181,7 +193,7 @@ class Pass:
         self.root = None
         if self.arrived.task is not None:
             self.calls.clear()  # of a backward pass that is now over
-        self.arrived = Arrived()
+        self.arrived = Arrived(rows_each=self.arrived.rows_each)
 
     def record(self) -> None:
         """Let torch record again what is computed."""
@@ -198,6 +210,7 @@ class PerExampleGradients:
     unreached  parameters that it did not reach
     device     where norms and scales are; sums are where their parameters are
     sent       what the backward pass was multiplied by
+    rows_each  how many rows of the batch an example has; their gradients are added
     """
 
     batch_size: int
@@ -205,10 +218,15 @@ class PerExampleGradients:
     unreached: list[str]
     device: torch.device
     sent: float = 1.0
+    rows_each: int = 1
 
     def factor(self, *, mean_loss: bool) -> float:
-        """What multiplies each gradient to be its example's own. A mean over B examples has divided it by B."""
-        return (self.batch_size if mean_loss else 1.0) / self.sent
+        """What multiplies each gradient to be its example's own: the mean over its rows.
+
+        A mean over all rows has divided it by their number.
+        """
+        rows = self.batch_size * self.rows_each if mean_loss else 1.0
+        return rows / self.sent / self.rows_each
 
     def squared_norms(self, layers: LayerMap) -> Tensor:
         """[B, L], in float64."""

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from lmdp.gradients.attach import Attachment, Watcher, is_plainly_called
-from lmdp.gradients.batch import Pass, PerExampleGradients
+from lmdp.gradients.batch import Arrived, Pass, PerExampleGradients
 from lmdp.gradients.call import Call, HandOver, batch_size_of
 from lmdp.gradients.contract import Owner, Use, float_tensors, is_float, opened, refuse_hidden_tensors, with_floats
 from lmdp.gradients.fetching import Fetching
@@ -42,17 +42,20 @@ class Capture:
     generic_modules  names of modules whose whole subtree gets the generic rule
     memory_budget    bytes that layers may keep between backward and step; see `plan.Choices`
     watcher          shown the model's outputs and the losses
+    rows_each        how many rows of a batch, following each other, are one example: their gradients are added
     """
 
     def __init__(
         self,
         model: nn.Module,
         layers: LayerMap,
-        *,
         generic_modules: Iterable[str] = (),
         memory_budget: int | None = None,
+        *,
         watcher: Watcher | None = None,
+        rows_each: int = 1,
     ) -> None:
+        self.rows_each = rows_each
         self.model, self.layers, self.watcher = model, layers, watcher
         self.owners = owners_of(model, frozenset(generic_modules))
         every = {o.full_names[name]: p for o in self.owners for name, p in o.parameters.items()}
@@ -68,7 +71,7 @@ class Capture:
         self._repeated: dict[str, tuple[str | None, str]] = {}
         self.hosts: dict[str, str] = {}  # modules that cannot tell whose rows are whose → what to take as a whole
         self._anchor = torch.zeros((), requires_grad=True)
-        self._pass = Pass()
+        self._pass = self._new_pass()
         # A frozen BatchNorm was let in because it was in evaluation mode, and must stay there.
         self._eval_only = {m: name for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
         self._owner_of = {owner.module: owner for owner in self.owners}
@@ -311,10 +314,9 @@ class Capture:
         self._pass.busy = True
         try:
             with full_precision(owner.device):
-                make, at_inputs = owner.rule.pull(use) if owner.rule.pull is not None else (None, None)
+                pulled, at_inputs = owner.rule.pull(use) if owner.rule.pull is not None else (None, None)
                 if use.batch_size > 0:
-                    make = make or functools.partial(owner.rule.piece, use)
-                    arrived.take_in(owner, use, make, self._targets[owner], self._pass.calls)
+                    arrived.take_in(owner, use, pulled, self._targets[owner], self._pass.calls)
                 return at_inputs
         finally:
             self._pass.busy = False
@@ -354,7 +356,7 @@ class Capture:
         unreached = [name for name in self.layers.index if name not in arrived.reached]
         self._end_pass()
         pieces = list(arrived.pieces.values())
-        return PerExampleGradients(arrived.batch_size, pieces, unreached, self.device, arrived.sent)
+        return PerExampleGradients(arrived.batch_size, pieces, unreached, self.device, arrived.sent, arrived.rows_each)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -365,18 +367,24 @@ class Capture:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Inside, a pass beside the user's, which goes on afterwards as if there had been none; nobody watches."""
-        watcher, self.watcher = self.watcher, None
-        theirs, self._pass = self._pass, Pass()
+        """Inside, a pass beside the user's, which goes on afterwards as if there had been none; nobody watches.
+
+        Each row is an example.
+        """
+        theirs = self._pass, self.watcher, self.rows_each
+        self._pass, self.watcher, self.rows_each = Pass(), None, 1
         try:
             yield
         finally:
             self._end_pass()
-            self._pass, self.watcher = theirs, watcher
+            self._pass, self.watcher, self.rows_each = theirs
 
     def _end_pass(self) -> None:
         self._pass.discard()
-        self._pass = Pass()
+        self._pass = self._new_pass()
+
+    def _new_pass(self) -> Pass:
+        return Pass(Arrived(rows_each=self.rows_each))
 
 
 def leading_dimension(inputs: Any) -> int | None:

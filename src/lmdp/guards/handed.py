@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -35,14 +35,21 @@ def shapes(batch: Any) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in tensors_of(batch)]
 
 
-def kept_apart(first: Any, second: Any, shared: Sequence[int], size: int) -> bool | None:
+def by_units(tensors: Iterable[Tensor], units: int, rows_each: int) -> list[Tensor]:
+    """Those with a row for each unit, as they are, and those with `rows_each` for each, as [units, rows_each, …]."""
+    sized = [tensor for tensor in tensors if tensor.dim() and len(tensor) in (units, units * rows_each)]
+    return [tensor if len(tensor) == units else tensor.unflatten(0, (units, rows_each)) for tensor in sized]
+
+
+def kept_apart(first: Any, second: Any, shared: Sequence[int], size: int, rows_each: int) -> bool | None:
     """Whether the same examples came out of collating the same beside others; None where that cannot be told.
 
-    `first`, `second`: batches of `size` examples, of which those in the places `shared` are the same.
+    `first`, `second`: batches of `size` units of so many rows, of which those in the places `shared` are the same.
     """
-    pairs = list(zip(tensors_of(first), tensors_of(second)))
-    if not pairs or shapes(first) != shapes(second) or any(not a.dim() or len(a) != size for a, _ in pairs):
+    counted = [by_units(tensors_of(batch), size, rows_each) for batch in (first, second)]
+    if not counted[0] or shapes(first) != shapes(second) or len(counted[0]) < len(shapes(first)):
         return None
+    pairs = zip(*counted)
     return all(torch.equal(_bits(a[list(shared)]), _bits(b[list(shared)])) for a, b in pairs)
 
 

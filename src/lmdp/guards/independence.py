@@ -33,7 +33,7 @@ from lmdp.gradients.attach import REGISTRY
 from lmdp.gradients.capture import leading_dimension
 from lmdp.guards.company import ENOUGH, Company, Part
 from lmdp.guards.delivery import Delivery
-from lmdp.guards.handed import Handed, kept_apart
+from lmdp.guards.handed import Handed, by_units, kept_apart
 from lmdp.guards.looks import Wish, is_due, steps_until_look
 from lmdp.guards.loss import (
     REMEDY,
@@ -112,7 +112,7 @@ class Independence:
 
     def collated(self, first: Any, second: Any, shared: Sequence[int], size: int) -> None:
         """Two batches that the same collation made of `size` examples, those in the places `shared` the same."""
-        self._collated = kept_apart(first, second, shared, size)
+        self._collated = kept_apart(first, second, shared, size, self.capture.rows_each if self.capture else 1)
         if self._collated is False:
             self._judgement.violated("sampling", "collating lets the examples of a batch meet; refused")
             raise RuntimeError(f"{COLLATED} {REMEDY}")
@@ -169,10 +169,10 @@ class Independence:
     def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
         """One part of a look has these gradients."""
         assert self.capture is not None
-        factor = gradients.factor(mean_loss=self._mean_loss)
+        factor, rows = gradients.factor(mean_loss=self._mean_loss), gradients.rows_each
         call = self._made[-1].call if self._made else None
-        inputs = [leaf.detach() for leaf in (call.inputs() if call is not None else [])]
-        handed = [t for t in (self._handed.tensors if self._handed else ()) if t.dim() and len(t) == part.size]
+        given = [leaf.detach() for leaf in (call.inputs() if call is not None else [])]
+        inputs, handed = (by_units(t, part.size, rows) for t in (given, self._handed.tensors if self._handed else ()))
         tolerance = tolerance_of(self.capture, call, sizes_differ=part.still)
         shared = torch.tensor(part.shared, dtype=torch.long)
         sketch = Sketch.of(gradients, self.capture, shared, tolerance, factor=factor)

@@ -180,7 +180,7 @@ def _most_different_first(batch: Any, size: int) -> Tensor:
     then those that differ from it in most."""
     differ = torch.rand(size, size, generator=_FRESH) * 0.5  # whoever differs alike is chosen by chance
     for tensor in tensors_of(batch):
-        if tensor.dim() and len(tensor) == size and not tensor.is_floating_point():
+        if tensor.dim() and len(tensor) and len(tensor) % size == 0 and not tensor.is_floating_point():
             flat = tensor.reshape(size, -1).cpu()
             differ += torch.stack([(flat != row).any(dim=1) for row in flat])
     first = differ.sum(dim=1).argmax()

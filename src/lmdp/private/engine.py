@@ -31,6 +31,7 @@ from lmdp.private.step import Observer, PrivateStep, StepOptions
 from lmdp.private.weights import LayerWeights, refutation, source_for
 from lmdp.rescaling import Rescaling
 from lmdp.statement import PrivacyStatement
+from lmdp.units import Unit
 
 Criterion = Callable[[Any, Any], Tensor]
 Three = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
@@ -81,6 +82,7 @@ class PrivacyEngine:
         unit_gain: bool = False,
         poisson_sampling: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
+        unit: Unit | None = None,
         max_physical_batch_size: int | None = None,
         memory_budget: int | None = None,
         generic: Iterable[str] = (),
@@ -107,8 +109,10 @@ class PrivacyEngine:
         unit_gain        divide it by sqrt(L) times the layer weights of `lm`: layers keep their step, not their noise
         loss_reduction   how the loss combines the examples of a batch. With class weights or ignore_index, a "mean"
                          divides by a number that depends on other examples: use "sum" there
+        unit             lmdp.Unit(name, rows): so many rows of a batch are averaged, then clipped as one. That of a
+                         dataset lmdp.Views or lmdp.PerUser unless given
         max_physical_batch_size
-                         hand batches out in parts of at most this many examples; optimizer.step() waits for the last
+                         hand batches out in parts of at most this many units; optimizer.step() waits for the last
         memory_budget    bytes that linear and convolutional layers may keep between backward and step. Layers move to
                          their lean rule, slower and as exact, until the sum fits; plan(numbers=True) says at what cost
         generic          names of modules whose whole subtree gets the generic per-example rule
@@ -124,7 +128,7 @@ class PrivacyEngine:
         observer, observed = self._observer, type(self._observer) is not Observer
         self._refuse_second()
         check_setup(module, optimizer, loss_reduction, poisson=poisson_sampling, parts_of=max_physical_batch_size)
-        rate, size = sample_rate_of(data_loader)
+        (rate, size), unit = sample_rate_of(data_loader), Unit.of(data_loader.dataset, unit)
         layers, mean_loss = LayerMap.chosen(module, layers), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
@@ -136,13 +140,13 @@ class PrivacyEngine:
         keep_freed_memory()
         judgement = Judgement()
         independence = Independence(judgement, mean_loss=mean_loss) if check_mixing else None
-        capture = Capture(module, layers, generic_modules=generic, memory_budget=memory_budget, watcher=independence)
+        capture = Capture(module, layers, generic, memory_budget, watcher=independence, rows_each=unit.rows)
         try:
             probe = partial(PublicProbe, capture, public_data, criterion, clipping)
             source = source_for(
                 weights, clipping.method, rates, emphasis, probe, public_every, weight_budget, capture.device
             )
-            mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size)
+            mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size, unit)
             self.diagnostics = Diagnostics() if diagnostics else None
             watch = Watch(capture, judgement, independence)
             rescaling = Rescaling.of(clipping.method, weights, max_grad_norm, unit_clip=unit_clip, unit_gain=unit_gain)
@@ -166,7 +170,7 @@ class PrivacyEngine:
             raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
 
     def _mechanism(
-        self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, rate: float, size: int
+        self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, rate: float, size: int, unit: Unit
     ) -> Mechanism:
         return Mechanism(
             method=clipping.method.name,
@@ -178,7 +182,9 @@ class PrivacyEngine:
             expected_batch_size=rate * size,
             accountant=self.accountant,
             statistic_share=source.share,
-            neighbouring_relation=clipping.method.relation,
+            neighbouring_relation=unit.relation(clipping.method.relation),
+            unit=unit.name,
+            rows_per_unit=unit.rows,
         )
 
     def _randomness(self, seed: int | None) -> Randomness:

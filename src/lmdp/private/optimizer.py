@@ -100,7 +100,7 @@ class PrivateOptimizer:
             raise RuntimeError(
                 "the model was run on another number of examples than the data loader handed out: rows of the batch "
                 "would be mistaken for examples. Pass whole examples to the model, batch first; for several views of "
-                "an example call the model once per view."
+                "an example use lmdp.Views or unit=lmdp.Unit('example', views), or call the model once per view."
             )
         return delivery
 

@@ -98,6 +98,7 @@ class Run:
             "weight_source": mechanism.weight_source,
             "layers": list(self.capture.layers.names),
             "accountant": mechanism.accountant,
+            **({} if mechanism.rows_per_unit == 1 else {"unit": [mechanism.unit, mechanism.rows_per_unit]}),
         }
 
     def statement(self, delta: float) -> PrivacyStatement:
@@ -170,7 +171,7 @@ class Run:
         if lineage.doubts:
             return Verdict(NOT_ESTABLISHED, "; ".join(lineage.doubts))
         begun = lineage.said or ("no private training that is known here released the weights it began with",)
-        return Verdict(HOLDS, "; ".join([*begun, "the number of examples counts as public"]))
+        return Verdict(HOLDS, "; ".join([*begun, f"the number of {self.mechanism.unit}s counts as public"]))
 
     def _sampling(self, as_handed_out: Verdict) -> Verdict:
         """That what was drawn was stepped; `as_handed_out`: and that it was what the model saw."""

@@ -181,8 +181,8 @@ class PoissonLoader(DataLoader[Any]):
 
     @property
     def _in_memory(self) -> bool:
-        collate = self.collate_fn
-        standard = isinstance(collate, CollateWithEmpty) and collate.collate is default_collate
+        collate = getattr(self.collate_fn, "collate", None)  # that of CollateWithEmpty
+        standard = collate in (default_collate, getattr(self.dataset, "collate", default_collate))
         whole = type(self.dataset) is TensorDataset or WHOLE_BATCHES in vars(type(self.dataset))
         return whole and standard and self.num_workers == 0 and not self.pin_memory
 

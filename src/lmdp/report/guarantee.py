@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "neighbouring_relation": "neighbours",
+    "rows_per_unit": "rows averaged",
     "sampling": "sampling",
     "sample_rate": "sample rate",
     "expected_batch_size": "expected batch",
