@@ -3,6 +3,7 @@
 cli          the commands: parse, call the pipeline, print where the result is
 arguments    the words of the command line, and its help
 config       what a run is made of: named values, checked
+settings     what one value may be
 recipes/     one small TOML file per experiment
 beforehand   what can be refused before data are read, and seen of a trained model
 pipeline     the flow as code: risk, train, audit, compare

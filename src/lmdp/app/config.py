@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from lmdp.accounting import ACCOUNTANTS, DEFAULT
+from lmdp.app.settings import Setting, number, switch, text, whole
 from lmdp.data.request import anchored
 from lmdp.methods import METHODS, SOURCES, check_unit_gain
 
@@ -39,154 +39,70 @@ FEWEST_CANARIES = 300
 SHADOW = "digits"
 """The public data where none is named."""
 
-TRUTH = {"true": True, "false": False}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a value may be, and what it means. `choices` may be a table: what is added to it later is allowed too."""
-
-    kind: type
-    help: str
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-    choices: Collection[str] = ()
-    optional: bool = False
-    listed: bool = False
-    unsaid: Any = None  # what files mean that say nothing, and is left out of files
-
-    def check(self, key: str, value: Any) -> Any:
-        if value is None and self.optional:
-            return None
-        if self.listed and isinstance(value, int | list) and not isinstance(value, bool):
-            value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if self.kind is float and isinstance(value, int) and abs(value) < 2**53 and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, self.kind) or not self._allowed(value):
-            raise ValueError(f"{key} is {value!r}; it must be {self.wanted}")
-        return value
-
-    def _allowed(self, value: Any) -> bool:
-        if isinstance(value, bool):
-            return self.kind is bool
-        if self.listed and not all(name.strip() for name in value.split(",")):
-            return False
-        if self.kind is str:
-            writable = not any("\ud800" <= letter <= "\udfff" for letter in value)
-            return bool(value) and writable and (not self.choices or value in self.choices)
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return bool(above and below and abs(value) < math.inf)
-
-    def parse(self, key: str, text: str) -> Any:
-        """A value given on the command line."""
-        if self.optional and text in ("", "none"):
-            return None
-        if self.kind is str:
-            return self.check(key, text)
-        try:
-            value = TRUTH[text.lower()] if self.kind is bool else self.kind(text)
-        except (ValueError, KeyError):
-            raise ValueError(f"{key} is {text!r}; it must be {self.wanted}") from None
-        return self.check(key, value)
-
-    @property
-    def wanted(self) -> str:
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
-        if self.listed:
-            return "a number, or names separated by commas"
-        if self.kind is bool:
-            return "true or false"
-        if self.kind is str:
-            return "text, not empty"
-        noun = "a whole number" if self.kind is int else "a finite number"
-        low = "" if self.low == -math.inf else f" {'above' if self.open_low else 'of at least'} {self.low:g}"
-        high = "" if self.high == math.inf else f" {'below' if self.open_high else 'of at most'} {self.high:g}"
-        return noun + low + (" and" if low and high else "") + high
-
-
-def _text(default: Any, help: str, **setting: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(str, help, **setting)})
-
-
-def _number(default: Any, help: str, **setting: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(float, help, **setting)})
-
-
-def _switch(default: bool, help: str, **setting: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(bool, help, **setting)})
-
-
-def _whole(default: Any, help: str, **setting: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(int, help, **setting)})
-
 
 @dataclass(frozen=True)
 class Config:
     """A resolved configuration. Making one checks every value; an unknown or impossible one is refused by name."""
 
-    model: str = _text(
+    model: str = text(
         "s-cnn",
         "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, tanh-cnn, tanh-cnn-deep, or module:factory of your own",
     )
-    activation: str | None = _text(None, "the model's own unless given", choices=ACTIVATIONS, optional=True)
-    weight_standardisation: bool = _switch(
+    activation: str | None = text(None, "the model's own unless given", choices=ACTIVATIONS, optional=True)
+    weight_standardisation: bool = switch(
         False, "standardise the filters of the model's convolutions: mean zero, length one", unsaid=False
     )
-    layers: str = _text(
+    layers: str = text(
         "module", "what counts as a layer: block takes the blocks of a network whole", choices=LAYERS, unsaid="module"
     )
-    data: str = _text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:PATH, folder:PATH")
-    shadow: str | None = _text(
+    data: str = text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:PATH, folder:PATH")
+    shadow: str | None = text(
         None, f"the public data on which risk is estimated: a SPEC; {SHADOW} unless given", optional=True
     )
-    size: int | None = _whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
-    channels: int | None = _whole(None, "1 (grey) or 3 (colour) channels", low=1, high=3, optional=True)
-    classes: str | None = _text(
+    size: int | None = whole(None, "resize images to this many pixels a side", low=1, high=4096, optional=True)
+    channels: int | None = whole(None, "1 (grey) or 3 (colour) channels", low=1, high=3, optional=True)
+    classes: str | None = text(
         None,
         "how many classes the private data has, or their names, separated by commas: a public fact",
         listed=True,
         optional=True,
     )
-    splits: str = _text(
+    splits: str = text(
         "content", "how parts of the data are chosen; position is for runs of old, and not certified", choices=SPLITS
     )
-    holdout: float = _number(
+    holdout: float = number(
         0.1,
         "the share of the private data that is kept out of training, as non-members for audits; about 10,000 at most",
         low=0,
         high=0.9,
     )
-    canaries: int = _whole(
+    canaries: int = whole(
         0, "plant about so many canaries for the audit, each in or out by a coin; they cost accuracy", low=0, unsaid=0
     )
-    canary_kind: str = _text(
+    canary_kind: str = text(
         "noise",
         "noise, mislabelled (private examples with a wrong label), or a SPEC of canaries of your own",
         unsaid="noise",
     )
 
-    method: str = _text("lm", "how examples' gradients are bounded and combined; sgd is not private", choices=METHODS)
-    weights: str = _text("private", "where the layer weights of lm come from; batch is not certified", choices=SOURCES)
-    emphasis: float = _number(1.0, "r: how strongly a layer's risk counts", low=0, high=100)
-    unit_gain: bool = _switch(
+    method: str = text("lm", "how examples' gradients are bounded and combined; sgd is not private", choices=METHODS)
+    weights: str = text("private", "where the layer weights of lm come from; batch is not certified", choices=SOURCES)
+    emphasis: float = number(1.0, "r: how strongly a layer's risk counts", low=0, high=100)
+    unit_gain: bool = switch(
         False, "divide the gradient that lm releases by the layer weights: layers keep their step size", unsaid=False
     )
-    risk: str | None = _text(None, "a risk.json for lm; without it every layer counts alike", optional=True)
-    risk_as_measured: bool = _switch(False, "weigh layers by the risk as measured, noise and all")
-    public: str | None = _text(None, "public data for weights = public; the shadow data unless given", optional=True)
-    epsilon: float = _number(5.0, "the privacy budget", low=0, open_low=True)
-    delta: float = _number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
-    allow_large_delta: bool = _switch(False, "allow a delta of 1 / examples or more: not certified")
-    public_size: bool = _switch(True, "whether the number of private examples is public; if not, not certified")
-    accountant: str = _text(DEFAULT, "rdp is faster, and needs about a twentieth more noise", choices=ACCOUNTANTS)
-    noise: str = _text("fast", "secure keeps the key of the noise from being copied", choices=NOISES)
+    risk: str | None = text(None, "a risk.json for lm; without it every layer counts alike", optional=True)
+    risk_as_measured: bool = switch(False, "weigh layers by the risk as measured, noise and all")
+    public: str | None = text(None, "public data for weights = public; the shadow data unless given", optional=True)
+    epsilon: float = number(5.0, "the privacy budget", low=0, open_low=True)
+    delta: float = number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
+    allow_large_delta: bool = switch(False, "allow a delta of 1 / examples or more: not certified")
+    public_size: bool = switch(True, "whether the number of private examples is public; if not, not certified")
+    accountant: str = text(DEFAULT, "rdp is faster, and needs about a twentieth more noise", choices=ACCOUNTANTS)
+    noise: str = text("fast", "secure keeps the key of the noise from being copied", choices=NOISES)
 
-    epochs: float = _number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
-    sample_rate: float | None = _number(
+    epochs: float = number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
+    sample_rate: float | None = number(
         None,
         f"q: the chance of each example to be in a batch; {SAMPLE_RATE} unless batch_size is given",
         low=0,
@@ -194,25 +110,25 @@ class Config:
         high=1,
         optional=True,
     )
-    batch_size: int | None = _whole(
+    batch_size: int | None = whole(
         None, "the expected size of a batch, instead of sample_rate: q is this / examples", low=1, optional=True
     )
-    optimizer: str = _text("sgd", "what makes steps of released gradients", choices=OPTIMIZERS, unsaid="sgd")
-    schedule: str = _text(
+    optimizer: str = text("sgd", "what makes steps of released gradients", choices=OPTIMIZERS, unsaid="sgd")
+    schedule: str = text(
         "constant",
         "the learning rate over the steps: cosine falls to 0 at the end, warmup rises at first",
         choices=SCHEDULES,
         unsaid="constant",
     )
-    warmup: float | None = _number(
+    warmup: float | None = number(
         None,
         "the share of the steps over which the learning rate rises; 0.05 for schedule = warmup, 0 for cosine",
         low=0,
         high=1,
         optional=True,
     )
-    weight_decay: float = _number(0.0, "weight decay of the optimizer; decoupled in adamw", low=0, unsaid=0.0)
-    ema: float | None = _number(
+    weight_decay: float = number(0.0, "weight decay of the optimizer; decoupled in adamw", low=0, unsaid=0.0)
+    ema: float | None = number(
         None,
         "keep an exponential moving average of the weights with this decay (0.99 to 0.9999), beside the last ones",
         low=0,
@@ -221,36 +137,36 @@ class Config:
         open_high=True,
         optional=True,
     )
-    augment: str | None = _text(
+    augment: str | None = text(
         None,
         f"train on random views of images: {', '.join(AUGMENTATIONS)}, or several, separated by commas",
         listed=True,
         optional=True,
     )
-    views: int = _whole(
+    views: int = whole(
         1, "views of an example in every step of it: their gradients are averaged, then clipped as one", low=1, unsaid=1
     )
-    learning_rate: float = _number(0.1, "step size of the private methods", low=0, open_low=True)
-    sgd_learning_rate: float = _number(
+    learning_rate: float = number(0.1, "step size of the private methods", low=0, open_low=True)
+    sgd_learning_rate: float = number(
         0.05, "step size of method sgd, whose gradients have any length", low=0, open_low=True
     )
-    momentum: float = _number(0.0, "momentum of optimizer = sgd", low=0, high=1, open_high=True)
-    clip_norm: float = _number(1.0, "C: the most that one example may contribute", low=0, open_low=True)
-    unit_clip: bool = _switch(
+    momentum: float = number(0.0, "momentum of optimizer = sgd", low=0, high=1, open_high=True)
+    clip_norm: float = number(1.0, "C: the most that one example may contribute", low=0, open_low=True)
+    unit_clip: bool = switch(
         False, "divide the released gradient by clip_norm, so that a learning rate suits every clip_norm", unsaid=False
     )
-    max_physical_batch_size: int | None = _whole(
+    max_physical_batch_size: int | None = whole(
         None, "hand batches out in parts of at most this many examples", low=1, optional=True
     )
-    evaluate_every: int = _whole(1, "epochs between evaluations, each with a checkpoint", low=1)
-    keep_checkpoints: int = _whole(3, "how many checkpoints to keep", low=1, high=1000)
-    seed: int | None = _whole(
+    evaluate_every: int = whole(1, "epochs between evaluations, each with a checkpoint", low=1)
+    keep_checkpoints: int = whole(3, "how many checkpoints to keep", low=1, high=1000)
+    seed: int | None = whole(
         None, "makes a run reproducible, and therefore not certified", low=0, high=2**31 - 1, optional=True
     )
 
-    shadow_models: int = _whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256)
-    shadow_epochs: int = _whole(100, "at most this many epochs for a shadow model", low=1, high=100_000)
-    shadow_enough: float = _number(
+    shadow_models: int = whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256)
+    shadow_epochs: int = whole(100, "at most this many epochs for a shadow model", low=1, high=100_000)
+    shadow_enough: float = number(
         0.99,
         "a shadow model is trained until it has learnt this share of its half; 2: through all epochs",
         low=0,
@@ -258,7 +174,7 @@ class Config:
         high=2,
         unsaid=0.99,
     )
-    protocol: str = _text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
+    protocol: str = text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
 
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
