@@ -258,11 +258,6 @@ def test_event_files_hold_released_quantities_only(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("epsilon")] == [4, 8]
 
 
-def test_commands_that_are_not_built_do_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["reproduce", "table1"]) == 3
-    assert "not available yet" in capsys.readouterr().err
-
-
 def test_bench_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--models", "scnn", "--steps", "2", "--only", "dpsgd", "--no-memory", "--quiet"]) == 0
     assert "lmdp dpsgd" in capsys.readouterr().out

@@ -20,4 +20,6 @@ progress     what a user sees while waiting, and how to stop
 doctor       what is installed, and a test of exactness and noise
 tensorboard  event files, where the extra is installed
 bench/       speed and memory of a private step against others
+cells/       experiments as grids of cells, each measured once and kept
+reproduce/   the paper's tables and figures, measured again, with verdicts
 """

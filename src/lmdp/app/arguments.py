@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmdp.app.config import SETTINGS, Config, recipe, recipe_names
+from lmdp.app.reproduce.grid import PARTS
+from lmdp.app.reproduce.paper import EXPERIMENTS
+from lmdp.app.reproduce.scales import SCALES
 from lmdp.data.readers import GENERAL, READERS
 from lmdp.methods import METHODS
 
@@ -23,9 +26,10 @@ Train models on private data that are then served as embeddings, without leaking
   lmdp audit      attack a trained model, layer by layer
   lmdp compare    train and audit several methods at the same epsilon
   lmdp doctor     say what is installed here, and test in a minute that norms and noise are right
+  lmdp reproduce  measure the paper's tables and figures again, with a verdict on each claim
 """
 EXIT_CODES = """\
-exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 3 not available, 130 interrupted
+exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 130 interrupted
 """
 DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
 RISK_KEYS = (
@@ -141,8 +145,16 @@ def parser() -> argparse.ArgumentParser:
     _options(compare, COMPARE_KEYS)
 
     reproduce = _command(commands, "reproduce", "the paper's tables and figures beside its numbers")
-    reproduce.add_argument("what", nargs="?", default="all")
-    reproduce.add_argument("--out", type=_place)
+    reproduce.add_argument("what", metavar="WHAT", help=f"{', '.join(PARTS)}, or all")
+    reproduce.add_argument("--out", type=_place, required=True, metavar="DIR", help="for cells and report; goes on there")
+    reproduce.add_argument("--scale", default="cpu", help=f"{', '.join(SCALES)} (default: %(default)s)")
+    reproduce.add_argument("--seeds", type=int, metavar="N", help="paired seeds (default: the scale's)")
+    reproduce.add_argument("--experiments", default="", help=f"comma-separated, of {', '.join(EXPERIMENTS)}")
+    reproduce.add_argument("--data-folder", type=Path, metavar="FOLDER", help="where mnist.npz, cifar10.npz, … are")
+    reproduce.add_argument("--private", metavar="SPEC", help="private data of the one experiment that is chosen")
+    reproduce.add_argument("--shadow", metavar="SPEC", help="its shadow data")
+    reproduce.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one for each core)")
+    reproduce.add_argument("--draw", action="store_true", help="measure nothing; judge and draw what is there")
 
     bench = _command(commands, "bench", "speed and memory against non-private SGD and Opacus, in one run")
     every = "s-cnn, d-cnn, resnet18, vgg16, transformer, minilm, siamese, lora, gpt2, lstm"

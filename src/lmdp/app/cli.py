@@ -10,7 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lmdp.app.arguments import config_of, methods_of, parser, words_of
 from lmdp.app.beforehand import explosion, look_ahead, without_unused_shadow
@@ -19,10 +19,6 @@ from lmdp.app.progress import Interrupted, Show
 
 Result = dict[str, Any]
 """`text` for people, `json` for programs; `code` to exit with, 0 unless given."""
-
-
-class NotAvailable(Exception):
-    """A command that is announced but not built."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,8 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"interrupted{again}", 130)
     except Interrupted as reason:
         return _fail(f"{reason}. Continue with: {_resuming(argv, arguments.out)}", 130)
-    except NotAvailable as reason:
-        return _fail(str(reason), 3)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
         if os.environ.get("LMDP_DEBUG"):
             raise
@@ -169,8 +163,25 @@ def _audit(arguments: Namespace, show: Show) -> Result:
     return {"text": "\n".join([f"\n{report}\n", *said]), "json": content}
 
 
-def _reproduce(arguments: Namespace, show: Show) -> NoReturn:
-    raise NotAvailable("lmdp reproduce is not available yet. lmdp compare trains and audits the methods of a recipe.")
+def _reproduce(arguments: Namespace, show: Show) -> Result:
+    from lmdp.app.reproduce.run import Asked, reproduce
+
+    asked = Asked.of(
+        arguments.what,
+        arguments.scale,
+        seeds=arguments.seeds,
+        experiments=words_of(arguments.experiments),
+        data_folder=arguments.data_folder,
+        private=arguments.private,
+        shadow=arguments.shadow,
+    )
+    out, command = arguments.out, arguments.command_line
+    told = reproduce(asked, out, show, command=command, jobs=arguments.jobs, draw=arguments.draw)
+    lines = [f"{verdict.answer:14} {verdict.claim} ({verdict.tried}): {verdict.evidence}" for verdict in told]
+    return {
+        "text": "\n".join(["", *lines, "", f"report: {out / 'report.html'}"]),
+        "json": {"verdicts": [verdict.to_dict() for verdict in told], "report": str(out / "report.html")},
+    }
 
 
 def _doctor(arguments: Namespace, show: Show) -> Result:

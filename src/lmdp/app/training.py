@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -171,8 +171,12 @@ def prepare(
     public: Any,
     account: Account | None = None,
     engine: PrivacyEngine | None = None,
+    diagnostics: bool = False,
 ) -> Job:
-    """Model, optimizer and loader for the configured method; the noise is calibrated here."""
+    """Model, optimizer and loader for the configured method; the noise is calibrated here.
+
+    With `diagnostics`, the engine keeps numbers of un-noised gradients: not private, for experiments on public data.
+    """
     account = account or Account(Lineage({}))
     size = len(private)  # type: ignore[arg-type]
     batch, method = config.batch_for(size), METHODS[config.method]
@@ -212,6 +216,7 @@ def prepare(
         looks_besides=True,  # steps are counted, not batches
         seed=config.seed,
         allow_large_delta=config.allow_large_delta,
+        diagnostics=diagnostics,
         **options,
     )
     return Job(config, model, optimizer, loader, engine, total, account)
@@ -266,10 +271,10 @@ def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: S
     write_json(folder / "privacy.json", privacy)
 
 
-def run_through(job: Job) -> nn.Module:
-    """Train to the end without keeping anything but the model."""
-    for _ in _steps(job):
-        pass
+def run_through(job: Job, after: Callable[[int], None] = lambda step: None) -> nn.Module:
+    """Train to the end without keeping anything but the model. `after` every step it is told which it was."""
+    for step in _steps(job):
+        after(step)
     return job.model
 
 

@@ -9,6 +9,7 @@ scales       from values to coordinates
 axes         the plot area and its axes
 forest       estimates with intervals, one row per layer
 lines        values over steps, as lines or as a heat map
+scatter      one value against another, with the doubt of both
 roc          true against false positives on logarithmic axes
 epsilon      claimed epsilon beside its lower bounds
 charts       from a story to its charts; `figures` gives them as files

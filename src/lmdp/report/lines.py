@@ -39,9 +39,11 @@ def lines(
     title: str,
     description: str,
     axis: str,
+    along: str = "step",
     name_ends: bool = False,
 ) -> str:
-    """Lines over steps. `axis` names what goes up; with `name_ends` each line carries its name instead of a legend."""
+    """Lines over steps, or `along` another value; `axis` names what goes up. With `name_ends` each line carries its
+    name instead of a legend."""
     legend, top = ("", 0.0) if name_ends else sheet.legend([(line.name, line.style) for line in drawn], 0, lines=True)
     top += 26
     ends = min(0.34 * sheet.width, 14 + BOLD * max(text_width(line.name) for line in drawn)) if name_ends else 12
@@ -50,7 +52,7 @@ def lines(
     frame = Frame(room_for(probe), top, sheet.width - ends, bottom)
     steps = [dot.x for line in drawn for dot in line.dots]
     x = Linear(min(0.0, *steps), max(1.0, *steps), frame.left + 8, frame.right - 8, wanted=4)
-    parts = [frame.area(), upward(sheet, frame, probe), across(sheet, frame, x, "step")]
+    parts = [frame.area(), upward(sheet, frame, probe), across(sheet, frame, x, along)]
     parts += [_band(sheet, line, x, probe) for line in drawn]
     parts += [_line(sheet, line, x, probe, 0 if name_ends else k) for k, line in enumerate(drawn)]
     if name_ends:

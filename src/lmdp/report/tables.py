@@ -39,7 +39,7 @@ def models(story: Story) -> str:
     planted = any(side is not None for side in sides.values())
     heads = ("model", "test accuracy", "epsilon", *(VULNERABLE if planted else ()), *ORDINARY)
     rows = (_model(trained, [sides.get(i)] if planted else []) for i, trained in enumerate(story.trained))
-    table = _table("All models", heads, rows, wordy={3, 7} if planted else {3})
+    table = boxed("All models", heads, rows, wordy={3, 7} if planted else {3})
     return table + (el("p", text(str(story.together)), class_="note after") if story.together else "")
 
 
@@ -51,7 +51,7 @@ def layers(models: Sequence[tuple[str, Audit]]) -> str:
         for leak in [*audit.layers, *audit.together, *(leak for _, leak in beyond_layers(audit))]
     )
     first = ("model", "layer") if len(models) > 1 else ("layer",)
-    return _table("All layers", (*first, *MEASURED), rows, wordy={len(first) - 1, len(first) + 4})
+    return boxed("All layers", (*first, *MEASURED), rows, wordy={len(first) - 1, len(first) + 4})
 
 
 def risk(profile: RiskProfile) -> str:
@@ -63,7 +63,7 @@ def risk(profile: RiskProfile) -> str:
         for entry in entries
     )
     extra = ("in-sample accuracy", "null (permuted labels)") if paper else ()
-    return _table("Risk profile", ("layer", *MEASURED, *extra), rows, wordy={5})
+    return boxed("Risk profile", ("layer", *MEASURED, *extra), rows, wordy={5})
 
 
 def value(estimate: Estimate | None, *, large: bool = False) -> str:
@@ -138,7 +138,7 @@ def _long(words: str) -> str:
     return el("div", text(words), class_="long")
 
 
-def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy: set[int]) -> str:
+def boxed(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy: set[int]) -> str:
     """Cells are markup. Columns in `wordy` hold words, not numbers."""
 
     def kind(column: int) -> str | None:

@@ -100,7 +100,7 @@ def estimate_risk(
     start = time.perf_counter()
     leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, read, say, part)
     first = Examples(inputs, labels, member[0], 0)
-    extra = _paper(shadows[0].model, first, seed, read, say) if protocol == "paper" else {}
+    extra = in_sample_accuracies(shadows[0].model, first, seed, read, say) if protocol == "paper" else {}
     peak = max(leaks, key=lambda leak: leak.auc).name
     controls = attack_controls(untrained, first, peak, seed, say, **read)
     return RiskProfile(
@@ -170,7 +170,7 @@ def _calibrated(name: str, attack: str, scores: NDArray[np.float64], member: NDA
     return leak_of(name, metrics, f"{attack} + {models[0].calibration}", models[0].folds)
 
 
-def _paper(
+def in_sample_accuracies(
     model: nn.Module, examples: Examples, seed: int, read: Read, say: Progress
 ) -> dict[str, tuple[float, float]]:
     """Layer → (in-sample accuracy, the same on permuted membership), on whole representations as in the paper."""
