@@ -146,7 +146,9 @@ def parser() -> argparse.ArgumentParser:
 
     reproduce = _command(commands, "reproduce", "the paper's tables and figures beside its numbers")
     reproduce.add_argument("what", metavar="WHAT", help=f"{', '.join(PARTS)}, or all")
-    reproduce.add_argument("--out", type=_place, required=True, metavar="DIR", help="for cells and report; goes on there")
+    reproduce.add_argument(
+        "--out", type=_place, required=True, metavar="DIR", help="for cells and report; goes on there"
+    )
     reproduce.add_argument("--scale", default="cpu", help=f"{', '.join(SCALES)} (default: %(default)s)")
     reproduce.add_argument("--seeds", type=int, metavar="N", help="paired seeds (default: the scale's)")
     reproduce.add_argument("--experiments", default="", help=f"comma-separated, of {', '.join(EXPERIMENTS)}")

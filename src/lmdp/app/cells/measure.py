@@ -145,8 +145,8 @@ def _attacked(cell: Cell, model: nn.Module, config: Config, source: Source, plan
 
 
 def _risk(cell: Cell, sources: Sources) -> Result:
-    config = cell.config(shadow=sources.resolved(cell["shadow"]))
-    shadow = pipeline.public_data(config.shadow, None, config, Show(quiet=True))
+    config, spec = cell.config(), sources.resolved(cell["shadow"])
+    shadow = pipeline.public_data(spec, None, config, Show(quiet=True))
 
     def factory() -> nn.Module:
         return build(config.model, shadow.train.shape, len(shadow.classes), **config.model_options)

@@ -65,10 +65,10 @@ def _protocols(name: str, measured: Sequence[Measured]) -> list[Line]:
 
 def _dot(x: float, values: Sequence[float], tip: str) -> Dot:
     """The mean over seeds, with its interval where there are two or more."""
-    known = mean_of(list(values))
+    told = mean_of(list(values))
     middle = sum(values) / len(values)
-    interval = None if known is None else (max(0.0, known.low), min(1.0, known.high))
-    return Dot(x, middle, interval, f"{tip}: {middle:.3f}" + (f" [{known.low:.3f}, {known.high:.3f}]" if known else ""))
+    interval = None if told is None else (told.low, told.high)
+    return Dot(x, middle, interval, f"{tip}: {middle:.3f}" + (f" [{told.low:.3f}, {told.high:.3f}]" if told else ""))
 
 
 def over_training(results: Results, key: str) -> Charts:
@@ -163,26 +163,26 @@ def frontier(results: Results) -> Charts:
         for epsilon in results.grid.scale.frontier_epsilons:
             series = []
             for index, who in enumerate(FRONTIER):
-                own = read.best(results, name, who, epsilon, TOLERANCE)
+                preferred = read.best(results, name, who, epsilon, TOLERANCE)
                 places = []
                 for factor in results.grid.scale.frontier_rates:
                     given = {"epsilon": epsilon, "learning_rate": base * factor}
                     sides = [results.of(name, who, value, **given) for value in (read.accuracy, read.peak(CANARIES))]
                     if all(sides):
                         values = [list(side.values()) for side in sides]
-                        places.append(_place(who, base * factor, values[0], values[1], own))
+                        places.append(_place(who, base * factor, values[0], values[1], preferred))
                 series += [Series(who.label, Style.of_model(index), tuple(places))] if places else []
             if series:
                 charts[f"frontier-{epsilon:g}-{name}"] = _scatter(series, epsilon, EXPERIMENTS[name].title)
     return charts
 
 
-def _place(who: Contender, rate: float, utility: list[float], leakage: list[float], own: float | None) -> Place:
-    known = [mean_of(values) for values in (utility, leakage)]
-    ranges = [None if each is None else (each.low, each.high) for each in known]
+def _place(who: Contender, rate: float, utility: list[float], leakage: list[float], preferred: float | None) -> Place:
+    told = [mean_of(values) for values in (utility, leakage)]
+    ranges = [None if each is None else (each.low, each.high) for each in told]
     x, y = (sum(values) / len(values) for values in (utility, leakage))
     tip = f"{who.label}, learning rate {rate:g}: accuracy {x:.3f}, AUC on canaries {y:.3f}"
-    return Place(x, y, ranges[0], ranges[1], tip, rate == own)
+    return Place(x, y, ranges[0], ranges[1], tip, rate == preferred)
 
 
 def _scatter(series: Sequence[Series], epsilon: float, title: str) -> Chart:

@@ -20,11 +20,11 @@ def number(values: Sequence[float], digits: int = 3) -> str:
     """The mean over seeds, and its interval below it where there are two seeds or more."""
     if not values:
         return NONE
-    known = mean_of(list(values))
+    told = mean_of(list(values))
     shown = f"{sum(values) / len(values):.{digits}f}"
-    if known is None:
+    if told is None:
         return shown + el("span", "1 seed", class_="range")
-    return shown + el("span", f"{known.low:.{digits}f}–{known.high:.{digits}f}", class_="range")
+    return shown + el("span", f"{told.low:.{digits}f}–{told.high:.{digits}f}", class_="range")
 
 
 def attacks(results: Results, name: str) -> str:
@@ -138,7 +138,7 @@ def costs(results: Results, part: str) -> str:
             if not contender.startswith("lmdp") or base not in measured:
                 continue
             method = contender.removeprefix("lmdp ").split()[0]
-            theirs, own = printed.get(method), printed["dpsgd"]
+            theirs, first = printed.get(method), printed["dpsgd"]
             ratio = (
                 _median([a / b for a, b in zip(value, measured[base])]) if part == "time" else value / measured[base]
             )
@@ -147,7 +147,7 @@ def costs(results: Results, part: str) -> str:
                 [
                     text(paper.title),
                     text(contender.removeprefix("lmdp ")),
-                    f"{theirs / own:.2f}" if theirs and own else NONE,
+                    f"{theirs / first:.2f}" if theirs and first else NONE,
                     f"{ratio:.2f}",
                     shown,
                 ]
