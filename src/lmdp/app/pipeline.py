@@ -148,7 +148,7 @@ def train(
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
         training.run(job, folder, None if source.test is None else source.test.tensors(), show)
-        write_report(folder, story([folder], command, risk))
+        write_report(folder, story([folder], command, risk, LayerMap.chosen(model, config.layers).names))
     return folder
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import importlib.metadata
 import math
+import platform
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from lmdp.app.runs import RunFolder, spent_for, write
@@ -15,7 +20,7 @@ from lmdp.data.records import encoded, read_object
 from lmdp.lineage import Spending, epsilon_of, spendings
 from lmdp.methods import METHODS
 from lmdp.private import PrivacyStatement
-from lmdp.report import Story, Together, Trained, figures, render
+from lmdp.report import Story, Together, Trained, card, figures, render
 from lmdp.report.roc import Limit
 from lmdp.risk import RiskProfile
 
@@ -66,8 +71,12 @@ def tpr_limit(folder: RunFolder) -> float | None:
     limit = max(0.0, min(1.0, Limit(stated.epsilon, stated.delta).tpr(0.01)))
     if stated.steps == 0 or stated.epsilon > LIMITS_LITTLE or len(spent_for(folder / "model.safetensors")) > 1:
         return limit
-    steps = GaussianSteps(stated.noise_multiplier, stated.sample_rate, stated.steps)
-    return min(limit, steps.curve().most(0.01))
+    return min(limit, _most(stated.noise_multiplier, stated.sample_rate, stated.steps))
+
+
+@lru_cache(64)
+def _most(noise_multiplier: float, sample_rate: float, steps: int) -> float:
+    return GaussianSteps(noise_multiplier, sample_rate, steps).curve().most(0.01)
 
 
 def _canaries(told: CanaryLeaks) -> dict[str, Any]:
@@ -87,19 +96,19 @@ def _canaries(told: CanaryLeaks) -> dict[str, Any]:
     }
 
 
-def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) -> Story:
-    """What a report tells, read back from the folders."""
+def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None, layers: Sequence[str] = ()) -> Story:
+    """What a report tells, read back from the folders. `layers`: their names, where neither audit nor risk has them."""
     from lmdp import __version__
     from lmdp.app.bounds import load_bounds
 
     config = folders[0].config()
     trained = tuple(_trained(folder) for folder in folders)
     audited = [audit for folder in folders if (audit := _audit(folder)) is not None]
-    layers = tuple(leak.name for leak in audited[0].layers) if audited else ()
+    layers = tuple(leak.name for leak in audited[0].layers) if audited else tuple(layers)
     if not layers and risk is not None:
         layers = tuple(layer.name for layer in risk.layers)
     return Story(
-        title=f"{config.model} on {config.data}",
+        title=f"{config.model} on {short(config.data)}",
         command=command,
         layers=layers,
         trained=trained,
@@ -109,7 +118,22 @@ def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None) 
         date=datetime.date.today().isoformat(),
         version=__version__,
         together=all_together(folders),
+        versions=versions(),
     )
+
+
+def short(spec: str) -> str:
+    """A SPEC without the folders that lead to it, which are nobody's business."""
+    name, question, options = spec.partition("?")
+    kind, colon, path = name.partition(":")
+    return f"{kind}{colon}{Path(path).name if colon else ''}{question}{options}"
+
+
+def versions() -> str:
+    """Of what the numbers come from."""
+    names = ("lmdp", "torch", "dp-accounting")
+    told = (f"{name} {importlib.metadata.version(name)}" for name in names)
+    return ", ".join([*told, f"Python {platform.python_version()}"])
 
 
 def _in_the_runs(audited: Sequence[AuditReport]) -> list[EpsilonBound]:
@@ -145,6 +169,7 @@ def _stated(folder: RunFolder) -> tuple[Spending, ...]:
 
 def write_report(folder: RunFolder, told: Story) -> None:
     write(folder / "report.html", render(told))
+    write(folder / "privacy-card.md", card(told))
     (folder / "figures").mkdir(exist_ok=True)
     for name, drawing in figures(told).items():
         write(folder / "figures" / name, drawing)
@@ -162,7 +187,16 @@ def _trained(folder: RunFolder) -> Trained:
         privacy=_with_table(privacy) if method.private else None,
         audit=_audit(folder),
         test_examples=examples if isinstance(examples, int) and 0 < examples < 1e15 else None,
+        sha256=_digest(folder / "model.safetensors"),
+        limit=tpr_limit(folder) if folder.finished else None,
     )
+
+
+def _digest(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _audit(folder: RunFolder) -> AuditReport | None:

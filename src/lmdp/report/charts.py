@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmdp.membership.leak import Leak
@@ -15,6 +16,7 @@ from lmdp.report.roc import Curve, Limit, roc
 from lmdp.report.scales import span
 from lmdp.report.svg import PAPER, Sheet, Style
 from lmdp.report.values import (
+    at_peak,
     beyond_layers,
     epsilon,
     finite,
@@ -54,7 +56,9 @@ def mia_by_layer(models: Sequence[Audited], layers: Sequence[str], who: str = ""
     rows: dict[tuple[bool, str], list[Point]] = {(False, name): [] for name in layers}
     for i, (model, _, audit) in enumerate(models):
         for leak in audit.layers:
-            rows.setdefault((False, leak.name), []).extend(_auc(i, model, leak, leak.name == audit.peak.name))
+            rows.setdefault((False, leak.name), []).extend(
+                _auc(i, model, at_peak(leak, audit), leak.name == audit.peak.name)
+            )
         for role, leak in beyond_layers(audit):
             rows.setdefault((True, leak.name), []).extend(_auc(i, f"{model}, {role}", leak, False))
     return _forest(
@@ -134,7 +138,7 @@ def epsilon_over_steps(story: Story) -> Chart | None:
             for step, value in over_steps(trained, "epsilon"):
                 yield Dot(step, value, None, f"{trained.name}, step {step:g}: epsilon {value:.3g}")
 
-    drawn = _lines(story, dots)
+    drawn = _merged(_lines(story, dots))
     if not drawn:
         return None
     top = max(dot.y for line in drawn for dot in line.dots)
@@ -255,6 +259,14 @@ def _forest(
 def _lines(story: Story, dots: Callable[[Trained], Iterable[Dot]]) -> list[Line]:
     drawn = (Line(t.name, Style.of_model(i), tuple(dots(t))) for i, t in enumerate(story.trained))
     return [line for line in drawn if line.dots]
+
+
+def _merged(drawn: Sequence[Line]) -> list[Line]:
+    """Lines that lie on each other are one line, of the first, with the names of all."""
+    same: dict[tuple[tuple[float, str], ...], list[Line]] = {}
+    for line in drawn:
+        same.setdefault(tuple((dot.x, f"{dot.y:.3g}") for dot in line.dots), []).append(line)
+    return [replace(lines[0], name=", ".join(line.name for line in lines)) for lines in same.values()]
 
 
 def _weights(trained: Trained, story: Story) -> Chart | None:

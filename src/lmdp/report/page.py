@@ -10,7 +10,9 @@ from lmdp.report import charts, tables
 from lmdp.report.drawn import Vulnerable
 from lmdp.report.epsilon import epsilon_bounds
 from lmdp.report.guarantee import guarantees
+from lmdp.report.headline import headline
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
+from lmdp.report.release import box
 from lmdp.report.svg import Style, el, text
 from lmdp.report.values import accuracy, peak, small
 from lmdp.report.verdict import verdict
@@ -23,11 +25,19 @@ if TYPE_CHECKING:
     from lmdp.risk.profile import RiskProfile
 
 
+RANGES = (
+    "Ranges, in brackets or below a number, are 95 % intervals; that of a model's leakiest layer is corrected for "
+    "having looked at all of them. Certified: by this program, under the assumptions that stand under Privacy; by no "
+    "authority."
+)
+
+
 def render(story: Story) -> str:
     """HTML that opens offline. Everything in the story is text to it, whatever it contains."""
     return document(
         story.title,
         _head(story),
+        box(story),
         _leaks(story),
         _training(story),
         _weights(story),
@@ -47,8 +57,8 @@ def _head(story: Story) -> str:
         "header",
         paragraph(over, "over"),
         el("h1", text(story.title)),
-        paragraph(verdict(story), "verdict"),
-        paragraph("Ranges, in brackets or below a number, are 95 % intervals.", "note") if story.trained else "",
+        paragraph(headline(story) or verdict(story), "verdict"),
+        paragraph(RANGES, "note") if story.trained else "",
         *map(warning, warnings),
         el("ul", *tiles, class_="tiles") if story.trained else "",
     )
@@ -73,7 +83,8 @@ def _leaks(story: Story) -> str:
         return (
             section("Leakage by layer", paragraph("No model was audited.", "note"), key="mia") if story.trained else ""
         )
-    return section("Leakage by layer", *leakage(models, story.layers, charts.limits(story)), key="mia")
+    told = paragraph(verdict(story), "detail")
+    return section("Leakage by layer", told, *leakage(models, story.layers, charts.limits(story)), key="mia")
 
 
 def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit]) -> list[str]:
@@ -152,8 +163,9 @@ def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
         *(
             f"Grey: no attack on a model with epsilon {limit.epsilon:.3g} and delta {small(limit.delta)} can exceed it."
             if limit.visible(least)
-            else f"The limit that epsilon {limit.epsilon:.3g} sets lies beyond these axes: at a false positive rate of "
-            f"{least:g} it permits a true positive rate of up to {limit.tpr(least):.2f}."
+            else f"The limit that epsilon {limit.epsilon:.3g} and delta {small(limit.delta)} alone set lies beyond "
+            f"these axes: at a false positive rate of {least:g} a true positive rate of up to {limit.tpr(least):.2f}. "
+            "The whole privacy curve of the training sets a tighter one, which stands under Numbers."
             for limit in limits
         ),
     ]
@@ -175,9 +187,8 @@ def _weights(story: Story) -> str:
     drawn = charts.weights(story)
     if not drawn:
         return ""
-    about = paragraph(
-        "Each layer's share of every update: its share of the gradient, turned down where the layer is riskier."
-    )
+    turned = ", turned down where the layer is riskier" if story.risk is not None else "; no risk was given"
+    about = paragraph(f"Each layer's share of every update: its share of the gradient{turned}.")
     figures = (
         chart(weights, f"weights-{i}", trained.name if len(drawn) > 1 else "")
         for i, (trained, weights) in enumerate(drawn)

@@ -19,7 +19,8 @@ class Trained:
 
     `metrics` are the rows of metrics.jsonl (step, epoch, epsilon, test_accuracy, layer_weights, seconds), `privacy` the
     content of privacy.json, None for a model trained without privacy. With `test_examples` the test accuracy is given
-    its interval.
+    its interval. `limit` is what no attack exceeds at a false positive rate of 1 %, if the epsilon holds; `sha256` that
+    of the model's file.
     """
 
     name: str
@@ -28,6 +29,8 @@ class Trained:
     privacy: Mapping[str, Any] | None = None
     audit: Audit | None = None
     test_examples: int | None = None
+    sha256: str = ""
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,4 @@ class Story:
     version: str = ""
     bounds: tuple[Bound, ...] = ()
     together: Together | None = None
+    versions: str = ""

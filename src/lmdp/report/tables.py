@@ -12,6 +12,7 @@ from lmdp.report.svg import el, text
 from lmdp.report.values import (
     Estimate,
     accuracy,
+    at_peak,
     between,
     beyond_layers,
     epsilon,
@@ -19,6 +20,7 @@ from lmdp.report.values import (
     finite,
     peak,
     peak_leak,
+    small,
     standing,
 )
 
@@ -46,7 +48,7 @@ def models(story: Story) -> str:
 def layers(models: Sequence[tuple[str, Audit]]) -> str:
     """One row per layer of each model, then all of them together, its reference and controls."""
     rows = (
-        [*([_long(model)] if len(models) > 1 else []), _long(leak.name), *_measured(leak)]
+        [*([_long(model)] if len(models) > 1 else []), _long(leak.name), *_measured(at_peak(leak, audit))]
         for model, audit in models
         for leak in [*audit.layers, *audit.together, *(leak for _, leak in beyond_layers(audit))]
     )
@@ -79,7 +81,9 @@ def spent(trained: Trained, *, large: bool = False) -> str:
     if trained.privacy is None:
         return (el("b", "none") if large else "none") + el("span", "not private", class_="range")
     shown = epsilon_text(epsilon(trained.privacy))
-    return (el("b", shown) if large else shown) + el("span", standing(trained.privacy), class_="range")
+    delta = f"delta {small(finite(trained.privacy.get('delta')))}"
+    both = el("span", delta, class_="range") + el("span", standing(trained.privacy), class_="range")
+    return (el("b", shown) if large else shown) + both
 
 
 def _model(trained: Trained, canaries: Sequence[Audit | None]) -> list[str]:
@@ -111,6 +115,8 @@ def tpr_limit(trained: Trained) -> float | None:
     """What epsilon permits at a false positive rate of 1 %: as the audit has it, else by epsilon and delta alone."""
     if trained.privacy is None:
         return None
+    if trained.limit is not None:
+        return trained.limit
     if trained.audit is not None and trained.audit.tpr_limit_at_1pct is not None:
         return trained.audit.tpr_limit_at_1pct
     spent, delta = finite(epsilon(trained.privacy)), finite(trained.privacy.get("delta"))
@@ -153,4 +159,5 @@ def boxed(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy
         for row in rows
     )
     table = el("table", el("thead", head), el("tbody", *body))
-    return el("div", table, class_="box", role="region", aria_label=label, tabindex="0")
+    on = el("p", "The table goes on to the right.", class_="swipe")
+    return on + el("div", table, class_="box", role="region", aria_label=label, tabindex="0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -160,6 +160,11 @@ def peak(audit: Audit) -> Estimate:
 def peak_leak(audit: Audit) -> Leak | None:
     """The entry of the leakiest layer."""
     return next((leak for leak in audit.layers if leak.name == audit.peak.name), None)
+
+
+def at_peak(leak: Leak, audit: Audit) -> Leak:
+    """A layer as everything shows it: the leakiest with the interval that allows for having looked at all of them."""
+    return replace(leak, interval=audit.peak.interval) if leak.name == audit.peak.name else leak
 
 
 def beyond_layers(audit: Audit) -> list[tuple[str, Leak]]:

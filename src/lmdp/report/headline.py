@@ -1,0 +1,63 @@
+"""The first sentence of a report: what a reader must know before any number, and at most three numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lmdp.report.drawn import Vulnerable
+from lmdp.report.values import epsilon, epsilon_text, finite, is_certified, small
+
+if TYPE_CHECKING:
+    from lmdp.report.story import Story, Trained
+
+
+def headline(story: Story) -> str:
+    """Who gives members away and who does not, as far as was measured, and under which promise; "" of no models."""
+    if not story.trained:
+        return ""
+    refuted = [t for t in story.trained if t.audit and (c := t.audit.canaries) and c.bound and c.bound.exceeded]
+    if refuted:
+        return f"The epsilon that is claimed for {_names(refuted)} is refuted by an attack: do not release it."
+    audited = [t for t in story.trained if t.audit is not None]
+    if not audited:
+        return (
+            f"{_promised(story.trained)} What {'it' if len(story.trained) == 1 else 'they'} give away was not measured."
+        )
+    if any(control.fires for t in audited if t.audit for control in t.audit.controls):
+        return (
+            f"{_promised(story.trained)} Members and others differ before any training: the audit cannot tell a leak."
+        )
+    return f"{_promised(story.trained)} {_measured(audited)}".strip()
+
+
+def _promised(trained: Sequence[Trained]) -> str:
+    """The promise, if there is one and it is the same for all private models."""
+    private = [t for t in trained if t.privacy is not None]
+    spent = {(epsilon_text(epsilon(t.privacy)), small(finite((t.privacy or {}).get("delta")))) for t in private}
+    if not private:
+        return "Nothing is promised."
+    if len(spent) > 1:
+        return f"{_names(private)} promise different things."
+    ((value, delta),) = spent
+    if any(math.isinf(epsilon(t.privacy) or 0.0) for t in private):
+        return "Nothing is promised."
+    claim = "" if all(is_certified(t.privacy or {}) for t in private) else ", claimed, NOT certified"
+    return f"{_names(private)} {'promises' if len(private) == 1 else 'promise'} epsilon {value} (delta {delta}{claim})."
+
+
+def _measured(audited: Sequence[Trained]) -> str:
+    sides = [(t, side) for t in audited if t.audit is not None and (side := Vulnerable.of(t.audit)) is not None]
+    who = "the most vulnerable examples" if sides else "ordinary examples, the only ones tried,"
+    peaks = [(t, side.peak) for t, side in sides] or [(t, t.audit.peak) for t in audited if t.audit is not None]
+    open_, quiet = ([t for t, top in peaks if (top.interval[0] > 0.5) is leaks] for leaks in (True, False))
+    if not open_:
+        return f"Attacks did not find {who} in {_names(quiet)}; that is no proof."
+    told = f"Attacks found {who} in {_names(open_)}"
+    return f"{told}, and not in {_names(quiet)}; that is no proof." if quiet else f"{told}."
+
+
+def _names(trained: Sequence[Trained]) -> str:
+    *first, last = [t.name for t in trained]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,200 @@
+"""May this be released? The facts that such a decision needs, the same for the page (`box`) and for `privacy-card.md`.
+
+The program decides nothing: it says what is promised, how far that was established, what was tried, and leaves a place
+to sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmdp.report.drawn import Vulnerable
+from lmdp.report.html import listing, named, pairs, paragraph, section
+from lmdp.report.svg import Style, el, text
+from lmdp.report.tables import tpr_limit
+from lmdp.report.values import assumed, epsilon, epsilon_text, finite, is_certified, peak, small
+
+if TYPE_CHECKING:
+    from lmdp.report.drawn import Bound
+    from lmdp.report.story import Story, Trained
+
+NO_PROOF = "An audit that finds nothing is no proof."
+BY_WHOM = "by this program, which watched the training; by no authority"
+DECIDES = (
+    "The program does not decide this. Below is what is promised, how far that was established, what was tried against "
+    "it, and what else to think of; somebody who answers for the data decides, and signs."
+)
+UNIT = (
+    "One example: one image, one text or one row, added or left out. Not one person: whoever is in the data with "
+    "k examples is promised k times the epsilon, at a larger delta."
+)
+MAY, MUST_NOT = "may leave the house, if the promise above suffices", "must not leave the house"
+FILES: Mapping[str, tuple[str, str]] = {
+    "model.safetensors": (MAY, "the model; it carries what was spent for it"),
+    "average.safetensors": (MAY, "the averaged model, at the same epsilon"),
+    "checkpoints/": (MAY, "covered by the same epsilon; nobody needs them"),
+    "privacy.json": (MAY, "the privacy statement"),
+    "privacy-card.md": (MAY, "this card"),
+    "risk.json": (MAY, "of public data only"),
+    "metrics.jsonl": (MAY, "holds test accuracies, which no epsilon covers"),
+    "tensorboard/": (MAY, "the same numbers"),
+    "config.toml": (MAY, "look at it first: it holds paths of your machine"),
+    "report.html": (MUST_NOT, "holds results of attacks on members"),
+    "figures/": (MUST_NOT, "the same, drawn"),
+    "audit": (MUST_NOT, "all files that begin so: results of attacks on members"),
+    "epsilon.json": (MUST_NOT, "bounds by attacks on this data"),
+    "references/": (MUST_NOT, "models of parts of the private data, for audits"),
+    "private/": (MUST_NOT, "tells who was in the training"),
+}
+"""What a run leaves behind, by the beginning of its name: whether it may leave the house, and why."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What there is to know of one model before it is released; each value is a sentence or two."""
+
+    name: str
+    private: bool
+    certified: bool
+    promise: str
+    standing: str
+    reasons: tuple[str, ...]
+    tried: tuple[str, ...]
+    again: str
+    identity: tuple[tuple[str, str], ...]
+
+
+def facts(trained: Trained, story: Story) -> Facts:
+    privacy = trained.privacy
+    if privacy is None:
+        none = "Nothing is promised: it was trained without differential privacy, and may hold its data by heart."
+        return Facts(trained.name, False, False, none, "not private", (), tuple(tried(trained)), "", _identity(trained))
+    rows = assumed(privacy)
+    good = is_certified(privacy)
+    doubts = tuple(f"{row.sentence}: {row.how}" for row in rows if not row.holds)
+    standing = (
+        f"Certified {BY_WHOM}: all {len(rows)} assumptions of the proof were looked at while it trained, and held."
+        if good
+        else f"NOT certified: of {len(rows)} assumptions of the proof {len(doubts) or 'some'} could not be relied on."
+    )
+    again = _again(privacy)
+    identity = _identity(trained)
+    return Facts(trained.name, True, good, promise(trained), standing, doubts, tuple(tried(trained)), again, identity)
+
+
+def promise(trained: Trained) -> str:
+    """Epsilon and delta in words that need no mathematics."""
+    assert trained.privacy is not None
+    spent, delta = epsilon(trained.privacy), finite(trained.privacy.get("delta"))
+    numbers = f"epsilon {epsilon_text(spent)}, delta {small(delta)}"
+    limit = tpr_limit(trained)
+    if limit is None or spent is None or math.isinf(spent):
+        return f"Nothing ({numbers})."
+    if limit > 0.9:
+        return f"Little: with {numbers}, nearly every member may be recognised at 1 % false alarms."
+    claimed = "" if is_certified(trained.privacy) else "Claimed, not certified: "
+    return (
+        f"{claimed}Somebody has the model and knows all data but one example, and tries to tell whether that one was "
+        f"trained on. At 1 % false alarms, at most {_percent(limit)} of members can be recognised ({numbers})."
+    )
+
+
+def _percent(share: float) -> str:
+    """Rounded up: a promise may not become smaller by being told."""
+    percent = math.ceil(1000 * share - 1e-9) / 10
+    return f"{percent:.1f} %" if percent < 10 else f"{math.ceil(percent)} %"
+
+
+def tried(trained: Trained) -> list[str]:
+    """What attacks found, and that finding nothing is no proof."""
+    if trained.audit is None:
+        return ["Nothing: it was not attacked. lmdp audit does that."]
+    said = []
+    side = Vulnerable.of(trained.audit)
+    if side is None:
+        said.append("The most vulnerable examples were not tried: no canaries were planted.")
+    else:
+        seen = _seen(side.peak.interval[0] > 0.5, side.peak.name)
+        said.append(f"The most vulnerable, {side.members + side.nonmembers} canaries: {seen} (AUC {peak(side)}).")
+    if trained.audit.canaries is not None and trained.audit.canaries.bound is not None:
+        said.append(_bounded(trained.audit.canaries.bound))
+    seen = _seen(trained.audit.peak.interval[0] > 0.5, trained.audit.peak.name)
+    count = f"{trained.audit.members} members against {trained.audit.nonmembers} others"
+    said.append(f"Ordinary examples, {count}: {seen} (AUC {peak(trained.audit)}).")
+    return [*said, NO_PROOF]
+
+
+def _seen(leaks: bool, layer: str) -> str:
+    return f"layer '{layer}' gives them away" if leaks else "no layer gives them away measurably"
+
+
+def _bounded(bound: Bound) -> str:
+    against = "; that refutes the claim" if bound.exceeded else ""
+    at_least = f"at least {bound.lower:.2g}" if bound.lower > 0 else "0 or more, which is nothing"
+    return f"With {bound.confidence:.0%} confidence they show an epsilon of {at_least}{against}."
+
+
+def _again(privacy: Mapping[str, Any]) -> str:
+    spent, delta = epsilon(privacy), finite(privacy.get("delta"))
+    if spent is None or delta is None or math.isinf(spent):
+        return ""
+    return (
+        "Every further model of the same data counts, if it is released or looked at to choose. A second one like this "
+        f"costs at most epsilon {epsilon_text(2 * spent)} (delta {small(2 * delta)}) with it; lmdp compare computes it "
+        "exactly."
+    )
+
+
+def _identity(trained: Trained) -> tuple[tuple[str, str], ...]:
+    entries = []
+    if trained.sha256:
+        entries.append(("SHA-256 of model.safetensors", trained.sha256))
+    rate, batch = (finite((trained.privacy or {}).get(key)) for key in ("sample_rate", "expected_batch_size"))
+    if rate and batch and rate > 0:
+        entries.append(("examples trained on (N)", f"{round(batch / rate)}"))
+    steps = finite((trained.privacy or {}).get("steps"))
+    if steps is not None:
+        entries.append(("steps", f"{steps:g}"))
+    return tuple(entries)
+
+
+def box(story: Story) -> str:
+    """The section of the page."""
+    if not story.trained:
+        return ""
+    every = [(facts(t, story), Style.of_model(i)) for i, t in enumerate(story.trained)]
+    cards = el("div", *(_card(fact, style) for fact, style in every), class_="decisions")
+    about = [("what is protected", text(UNIT))]
+    if story.together is not None:
+        about.append(("several models", text(str(story.together))))
+    lists = (el("div", el("h3", f"What {word}"), listing(_files(word)), class_="files") for word in (MAY, MUST_NOT))
+    signed = el("p", text("Decision: ☐ release  ☐ do not release"), class_="sign") + el(
+        "p", text("Name, date and reasons:"), class_="sign line"
+    )
+    return section(
+        "May this be released?",
+        paragraph(DECIDES),
+        cards,
+        el("div", pairs(about), class_="unit"),
+        el("div", *lists, class_="two"),
+        signed,
+        key="release",
+    )
+
+
+def _card(fact: Facts, style: Style) -> str:
+    mark = "" if not fact.private else el("span", "certified" if fact.certified else "NOT certified",
+                                         class_=f"badge {'good' if fact.certified else 'bad'}")  # fmt: skip
+    entries = [("how far", text(fact.standing) + listing(list(fact.reasons)))] if fact.private else []
+    entries.append(("tried against it", listing(list(fact.tried))))
+    entries += [("further models", text(fact.again))] if fact.again else []
+    entries += [(name, el("code", text(value))) for name, value in fact.identity]
+    head = el("h3", named(fact.name, style), mark)
+    return el("article", head, el("p", text(fact.promise), class_="promise"), pairs(entries), class_="card")
+
+
+def _files(word: str) -> list[str]:
+    return [f"{name}{'…' if name == 'audit' else ''}: {why}" for name, (which, why) in FILES.items() if which == word]

@@ -1,0 +1,134 @@
+"""The report answers the decision: promise in plain words, standing, what was tried, files, a place to sign."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmdp.app import cli
+from lmdp.app.runs import RunFolder
+from lmdp.report import Story, card, headline, render
+from lmdp.report.charts import epsilon_over_steps
+from lmdp.report.release import FILES, MUST_NOT, NO_PROOF, facts, promise
+from lmdp.report.svg import PAGE, Sheet
+from lmdp.report.tables import tpr_limit
+from tests.app.test_cli import SMALL, make_npz
+from tests.report import sample
+
+STORIES = {
+    "ordinary": sample.story(),
+    "planted": sample.planted_story(),
+    "alone": sample.story(trained=(sample.dpsgd(),)),
+    "unaudited": sample.story(trained=(replace(sample.dpsgd(), audit=None),)),
+    "not certified": sample.story(trained=(sample.lm(reasons=["so"]),)),
+    "nothing": sample.story(trained=()),
+}
+NUMBER = re.compile(r"(?<![\w'])\d+(?:[.,]\d+)?(?:e-?\d+)?")
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_the_headline_has_at_most_three_numbers_and_delta_beside_epsilon(story: Story) -> None:
+    said = headline(story)
+    assert len(NUMBER.findall(said)) <= 3
+    assert said.count("(delta ") == said.count("epsilon ") - said.count("epsilon that")
+
+
+@pytest.mark.parametrize("limit", [0.011, 0.0971, 0.1, 0.123, 0.8999])
+def test_a_promise_is_never_told_smaller_than_it_is(limit: float) -> None:
+    said = promise(replace(sample.dpsgd(), limit=limit))
+    told = re.search(r"at most ([\d.]+) % of members", said)
+    assert told is not None
+    assert limit <= float(told[1]) / 100 <= 1.1 * limit + 0.001
+
+
+def test_a_promise_that_limits_little_is_said_to() -> None:
+    assert promise(replace(sample.dpsgd(), limit=0.97)).startswith("Little:")
+    infinite = {**(sample.dpsgd().privacy or {}), "epsilon": "inf"}
+    assert promise(replace(sample.dpsgd(), privacy=infinite)).startswith("Nothing")
+
+
+def test_what_is_not_certified_is_never_called_so() -> None:
+    doubted = replace(sample.lm(reasons=["so"]), limit=0.2)
+    fact = facts(doubted, sample.story())
+    assert not fact.certified
+    assert fact.promise.startswith("Claimed, not certified: ")
+    assert fact.standing.startswith("NOT certified")
+    assert "yes, by this program" not in card(sample.story(trained=(doubted,)))
+
+
+@pytest.mark.parametrize(
+    "story", [s for s in STORIES.values() if s.trained], ids=[n for n in STORIES if n != "nothing"]
+)
+def test_page_and_card_tell_every_model_its_promise_and_that_silence_is_no_proof(story: Story) -> None:
+    page, told = render(story), card(story)
+    assert page.count("May this be released?") == 1
+    assert "Decision: ☐ release" in page
+    for trained in story.trained:
+        assert f"## {trained.name}" in told
+        if trained.audit is not None:
+            assert NO_PROOF in told
+            assert NO_PROOF in facts(trained, story).tried
+    assert all(name in page and name in told for name in FILES)
+
+
+def test_a_card_holds_no_result_of_an_attack_on_members() -> None:
+    """It is made to be published; an audit is covered by no epsilon."""
+    story = sample.planted_story()
+    other = replace(story, trained=tuple(replace(t, audit=_others(t.audit)) for t in story.trained))
+    assert card(other) == card(story)
+    assert render(other) != render(story)
+
+
+def _others(audit):  # type: ignore[no-untyped-def]
+    """The same attacks on as many examples, with other results."""
+    layers = tuple(replace(leak, auc=0.9, tpr_at_1pct=0.7) for leak in audit.layers)
+    return replace(audit, layers=layers, peak=replace(audit.peak, auc=0.9, interval=(0.8, 0.95)))
+
+
+def test_a_card_cannot_be_given_markup_by_a_name() -> None:
+    hostile = sample.story(title="a\n# b <script>x</script> | c")
+    assert "\n# b" not in card(hostile)
+    assert "<script>" not in card(hostile)
+
+
+def test_epsilons_that_lie_on_each_other_are_one_line_with_all_names() -> None:
+    story = sample.story(trained=(sample.dpsgd(), replace(sample.lm(), metrics=sample.dpsgd().metrics)))
+    chart = epsilon_over_steps(story)
+    assert chart is not None
+    assert "DP-SGD, LM-DP-SGD" in chart(Sheet(430.0, PAGE, "e"))
+
+
+def test_layers_are_named_and_risk_is_not_spoken_of_where_there_is_none() -> None:
+    page = render(sample.story(risk=None))
+    assert "turned down where the layer is riskier" not in page
+    assert "turned down where the layer is riskier" in render(sample.story())
+
+
+def test_a_run_is_told_before_and_after_its_audit_and_every_file_of_it_is_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = make_npz(tmp_path / "private.npz")
+    assert cli.main(["train", *SMALL, "--data", spec, "--holdout", "0", "--out", "run", "--quiet"]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "layer 1" not in page
+    assert "conv1" in page
+    folder = RunFolder(tmp_path / "run")
+    said = (folder / "privacy-card.md").read_text()
+    assert str(tmp_path) not in said
+    for entry in folder.path.iterdir():
+        name = entry.name + ("/" if entry.is_dir() else "")
+        assert any(name.startswith(known) for known in FILES) or name == ".lock", name
+    assert FILES["private/"][0] == FILES["report.html"][0] == MUST_NOT
+
+
+def test_the_limit_of_a_run_is_that_of_its_whole_curve_and_below_epsilon_and_delta_alone() -> None:
+    trained = replace(sample.dpsgd(), limit=0.1)
+    assert tpr_limit(trained) == 0.1
+    alone = tpr_limit(replace(trained, limit=None, audit=None))
+    assert alone is not None
+    assert math.isfinite(alone)
