@@ -21,5 +21,6 @@ doctor       what is installed, and a test of exactness and noise
 tensorboard  event files, where the extra is installed
 bench/       speed and memory of a private step against others
 cells/       experiments as grids of cells, each measured once and kept
+tune/        settings on the frontier of leakage against accuracy, found on public data
 reproduce/   the paper's tables and figures, measured again, with verdicts
 """

@@ -26,6 +26,7 @@ Train models on private data that are then served as embeddings, without leaking
   lmdp audit      attack a trained model, layer by layer
   lmdp compare    train and audit several methods at the same epsilon
   lmdp doctor     say what is installed here, and test in a minute that norms and noise are right
+  lmdp tune       find settings on public data: accurate ones whose canaries leak least
   lmdp reproduce  measure the paper's tables and figures again, with a verdict on each claim
 """
 EXIT_CODES = """\
@@ -38,6 +39,18 @@ RISK_KEYS = (
 )
 COMPARE_KEYS = tuple(key for key in SETTINGS if key not in ("method",))
 TRAIN_KEYS = tuple(key for key in SETTINGS if not key.startswith("shadow_") and key != "protocol")
+TUNE_KEYS = (
+    *("model", "activation", "weight_standardisation", "layers", "shadow", "size", "channels", "classes"),
+    *("epsilon", "delta", "sample_rate", "batch_size", "optimizer", "schedule", "momentum"),
+    *("shadow_models", "shadow_epochs", "shadow_enough"),
+)
+TUNED = {
+    "learning_rate": ("--learning-rates", "0.5,0.1,0.25,1,2"),
+    "clip_norm": ("--clip-norms", "1,0.5,2"),
+    "epochs": ("--epochs", "20,10,40"),
+    "emphasis": ("--emphases", "1,0,3,5"),
+}
+"""What `lmdp tune` varies, in this order, by which option and over which values: the first until it is varied."""
 SAME_THING = ("sample_rate", "batch_size")
 """Two keys for one thing: on the command line either overrides what a recipe says of the other."""
 
@@ -64,6 +77,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "audit": ("lmdp audit runs/photos", "lmdp audit runs/photos --epsilon --runs 1000", "lmdp audit embeddings.npz"),
     "compare": ("lmdp compare --recipe mnist --methods dpsgd,autos,psac,lm --out runs/mnist",),
+    "tune": ("lmdp tune --model s-cnn --shadow fashion-mnist --epsilon 8 --sample-rate 0.05 --out runs/tuned",),
+    "reproduce": (
+        "lmdp reproduce table2 --scale smoke --out runs/smoke",
+        "lmdp reproduce all --scale cpu --data-folder data --out runs/paper",
+    ),
     "bench": ("lmdp bench --models d-cnn --steps 9", "lmdp bench --growth --out bench"),
     "doctor": ("lmdp doctor", "lmdp doctor --quick --json"),
 }
@@ -157,6 +175,18 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--shadow", metavar="SPEC", help="its shadow data")
     reproduce.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one for each core)")
     reproduce.add_argument("--draw", action="store_true", help="measure nothing; judge and draw what is there")
+
+    tune = _command(commands, "tune", "settings on the frontier of leakage against accuracy, found on public data")
+    tune.add_argument("--out", type=_place, required=True, metavar="DIR", help="for recipe and report; goes on there")
+    tune.add_argument("--methods", default="dpsgd,autos,lm", help="comma-separated (default: %(default)s)")
+    for key, (option, tried) in TUNED.items():
+        about = f"to be tried: {SETTINGS[key].help} (default: %(default)s)"
+        tune.add_argument(option, dest=f"tried_{key}", default=tried, metavar="X,X,…", help=about)
+    tune.add_argument("--seeds", type=int, default=2, metavar="N", help="trainings of every setting (default: 2)")
+    tune.add_argument("--tolerance", type=float, default=0.01, help="of accuracy, given up for less leakage")
+    tune.add_argument("--examples", type=int, default=6000, metavar="N", help="of either half, at most (0: all)")
+    tune.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one for each core)")
+    _options(tune, TUNE_KEYS)
 
     bench = _command(commands, "bench", "speed and memory against non-private SGD and Opacus, in one run")
     every = "s-cnn, d-cnn, resnet18, vgg16, transformer, minilm, siamese, lora, gpt2, lstm"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmdp.app.arguments import config_of, methods_of, parser, words_of
+from lmdp.app.arguments import TUNED, config_of, methods_of, parser, words_of
 from lmdp.app.beforehand import explosion, look_ahead, without_unused_shadow
 from lmdp.app.config import SHADOW, Config
 from lmdp.app.progress import Interrupted, Show
@@ -191,6 +191,33 @@ def _doctor(arguments: Namespace, show: Show) -> Result:
     return {"text": text_of(findings), "json": findings.to_dict(), "code": 0 if findings.well else 2}
 
 
+def _tune(arguments: Namespace, show: Show) -> Result:
+    options = {key: _numbers(option, getattr(arguments, f"tried_{key}")) for key, (option, _) in TUNED.items()}
+    config = config_of(arguments, None)
+    from lmdp.app.tune.page import said
+    from lmdp.app.tune.run import Wanted, to_dict, tune
+
+    wanted = Wanted.of(
+        config,
+        methods=methods_of(arguments.methods),
+        options=options,
+        seeds=arguments.seeds,
+        tolerance=arguments.tolerance,
+        examples=arguments.examples,
+    )
+    tuned = tune(wanted, arguments.out, show, command=arguments.command_line, jobs=arguments.jobs)
+    recipe, page = arguments.out / "best.toml", arguments.out / "report.html"
+    text = f"\n{said(tuned)}\n\nuse it: lmdp train --recipe {recipe} --data SPEC --out DIR\nreport: {page}"
+    return {"text": text, "json": {**to_dict(tuned), "recipe": str(recipe), "report": str(page)}}
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in words_of(text)]
+    except ValueError:
+        raise ValueError(f"{option} is {text!r}; it must be numbers, separated by commas") from None
+
+
 def _bench(arguments: Namespace, show: Show) -> Result:
     chosen = {"models": words_of(arguments.models)} if arguments.models else {}
     only = words_of(arguments.only)
@@ -226,6 +253,7 @@ COMMANDS: dict[str, Callable[[Namespace, Show], Result]] = {
     "audit": _audit,
     "compare": _compare,
     "reproduce": _reproduce,
+    "tune": _tune,
     "bench": _bench,
     "doctor": _doctor,
 }

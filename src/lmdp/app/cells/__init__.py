@@ -6,4 +6,5 @@ store        the files of a folder, written whole or not at all
 measure      one cell: train, attack, time
 run          all that are missing, side by side, with progress over all
 statistics   differences that are paired over seeds, with intervals, and what may be said of them
+choice       one setting out of several, on the frontier of leakage against accuracy
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmdp.app.cells.cell import Cell, Measured
+from lmdp.app.cells.choice import Point, least_leaky
 from lmdp.app.cells.statistics import BySeed
 from lmdp.app.cells.store import Store
 from lmdp.app.reproduce.grid import Contender, Grid
@@ -90,21 +91,14 @@ class Results:
         return self.values(self.grid.trained(experiment, contender, **changed), value)
 
 
-def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def best(results: Results, experiment: str, contender: Contender, epsilon: float, tolerance: float) -> float | None:
-    """The learning rate of a method's own best setting: of those within `tolerance` of its highest mean accuracy, the
-    one with the lowest mean leakage of canaries. None where one of the settings has not been measured."""
+    """The learning rate of a method's own best setting (`least_leaky`); None where one has not been measured."""
     base = float(results.grid.scale.base(experiment)["learning_rate"])
-    options = []
+    points = []
     for factor in results.grid.scale.frontier_rates:
         given = {"epsilon": epsilon, "learning_rate": base * factor}
-        utility = mean(list(results.of(experiment, contender, accuracy, **given).values()))
-        leakage = mean(list(results.of(experiment, contender, peak(CANARIES), **given).values()))
-        if utility is None or leakage is None:
+        sides = [results.of(experiment, contender, value, **given) for value in (accuracy, peak(CANARIES))]
+        if not all(sides):
             return None
-        options.append((base * factor, utility, leakage))
-    highest = max(option[1] for option in options)
-    return min((option for option in options if option[1] >= highest - tolerance), key=lambda o: o[2])[0]
+        points.append(Point(tuple(given.items()), *(tuple(side.values()) for side in sides)))
+    return float(least_leaky(points, tolerance)["learning_rate"])

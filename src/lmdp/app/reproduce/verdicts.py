@@ -30,6 +30,7 @@ from lmdp.app.reproduce.paper import EXPERIMENTS, UTILITY_BAND
 from lmdp.app.reproduce.results import CANARIES, HELD_OUT, IN_SAMPLE, Results
 
 PAPER, OURS = "paper", "ours"
+NOT_MEASURED = "not measured here"
 SAME_ORDER = 0.5
 """In powers of ten: closer than that, two numbers are of the same order of magnitude."""
 TRANSFER = 0.02
@@ -72,7 +73,12 @@ def _verdict(
     command = f"lmdp reproduce {part} --scale {results.grid.scale.name} --experiments {experiment} --out DIR"
     missing = results.store.missing(PARTS[part](results.grid)) if answer == CANNOT_TELL else []
     tried = f"{title}{how and f', {how}'}"
-    return Verdict(claim, by, tried, answer, evidence or "not measured here", command if missing else "")
+    return Verdict(claim, by, tried, answer, evidence or _why_not(results, part), command if missing else "")
+
+
+def _why_not(results: Results, part: str) -> str:
+    there = results.measured(PARTS[part](results.grid))
+    return "there is no interval: fewer than two seeds of what is compared were measured" if there else NOT_MEASURED
 
 
 def _said(differences: Mapping[str, Difference | None]) -> str:
