@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lineage": {"accounting", "data"},  # data: the decoder of its index
     "gradients": {"layers", "standardised"},
     "guards": {"gradients", "layers"},
+    "opacus": {"accounting", "guards"},
     "statement": {"accounting", "data", "guards", "methods"},  # data: its decoder
     "units": {"guards"},
     "private": {
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "layers",
         "lineage",
         "methods",
+        "opacus",
         "rescaling",
         "statement",
         "units",

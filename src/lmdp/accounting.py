@@ -53,7 +53,12 @@ ROUNDING, MOST_FEW = 2.0**-50, 100
 
 
 def accountant_named(name: str) -> Accountant:
-    """Refuses a name that does not exist."""
+    """Refuses a name that does not exist. `prv`, of other libraries, is the same idea as `pld`, and taken for it."""
+    name = "pld" if name == "prv" else name
+    if name == "gdp":
+        raise ValueError(
+            "accountant is 'gdp', an approximation that can state too small an epsilon; use 'pld', which is as tight"
+        )
     if name not in ACCOUNTANTS:
         raise ValueError(f"accountant is {name!r}; it must be {' or '.join(map(repr, ACCOUNTANTS))}")
     return ACCOUNTANTS[name]

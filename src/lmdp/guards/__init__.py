@@ -22,7 +22,7 @@ watch         all guards of one run, in the order in which a step meets them
 from lmdp.guards.content import fingerprints, unnoised
 from lmdp.guards.handed import Read, refuse_repeated, shapes
 from lmdp.guards.independence import Independence
-from lmdp.guards.modules import check_model, check_optimizer, check_setup, make_compatible, refuse_scaler
+from lmdp.guards.modules import Stated, check_model, check_optimizer, check_setup, make_compatible, refuse_scaler
 from lmdp.guards.verdicts import ASSUMPTIONS, HOLDS, NOT_ESTABLISHED, VIOLATED, Judgement, Verdict, unjudged
 from lmdp.guards.watch import Watch
 
@@ -34,6 +34,7 @@ __all__ = [
     "Independence",
     "Judgement",
     "Read",
+    "Stated",
     "Verdict",
     "Watch",
     "check_model",

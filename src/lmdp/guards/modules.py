@@ -32,8 +32,24 @@ POSITIONS = ((5, 3), (5, 3, 2), (5,), ())
 BY_HAND = "Replace it by hand, by a norm over one example (nn.GroupNorm, nn.LayerNorm), with what it does besides."
 
 
+class Stated(float):
+    """A number of the mechanism, put on the optimizer to be read."""
+
+
+STATED = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
+
+
 def refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
-    """A scaler lets a fused optimizer know of itself by attributes that it takes back after the step."""
+    """Refuse a step that somebody else has a hand in: a gradient scaler, or numbers that were changed by hand.
+
+    A scaler lets a fused optimizer know of itself by attributes that it takes back after the step.
+    """
+    for name in STATED:
+        if not isinstance(vars(optimizer).get(name, Stated()), Stated):
+            raise RuntimeError(
+                f"optimizer.{name} was changed to {vars(optimizer)[name]!r} after make_private: it only tells what was "
+                f"agreed. Call engine.detach(), and make_private of a new engine with another {name}."
+            )
     if "found_inf" in vars(optimizer):
         for name in ("found_inf", "grad_scale"):
             vars(optimizer).pop(name, None)

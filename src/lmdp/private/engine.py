@@ -21,6 +21,7 @@ from lmdp.guards.looks import steps_left
 from lmdp.layers import LayerMap, error_rates_for
 from lmdp.lineage import Lineage
 from lmdp.methods import check_source
+from lmdp.opacus import familiar, is_compatible, load_checkpoint, save_checkpoint
 from lmdp.private.clipping import Clipping
 from lmdp.private.noise import Entropy, Randomness, Secure, Seeded
 from lmdp.private.optimizer import PrivateOptimizer
@@ -61,6 +62,7 @@ class PrivacyEngine:
         self._run: Run | None = None
         self._loader: PoissonLoader | None = None
 
+    @familiar
     def make_private(
         self,
         *,
@@ -96,32 +98,26 @@ class PrivacyEngine:
         """Attach to a model, its optimizer and its data; from the next `optimizer.step()` on, training is private.
 
         method           dpsgd, autos, psac, perlayer, naive-perlayer, lm, lm-optimal
-        risk             per-layer error rates: a RiskProfile, a {layer: rate} mapping, or a sequence in layer order;
-                         None treats all layers alike
+        risk             error rates of layers: a RiskProfile, {layer: rate}, or a sequence; None: all count alike
         layers           "module" or "block", as in `LayerMap.of`, or a LayerMap; as the risk was estimated
         weights          where the layer weights of `lm` come from: private, public, fixed, or batch (not certified)
         emphasis         r: how strongly the risk counts
         public_data      (inputs, targets), a dataset or a data loader of public examples, for weights="public"
-        criterion        the loss on public data; cross entropy unless given
+        criterion        the loss of the training, where public data need it; cross entropy unless given
         public_every     how many steps a set of public weights is used for
         weight_budget    share of the privacy budget spent on the statistic behind weights="private"
         unit_clip        divide the released gradient by max_grad_norm: one learning rate then suits every max_grad_norm
         unit_gain        divide it by sqrt(L) times the layer weights of `lm`: layers keep their step, not their noise
-        loss_reduction   how the loss combines the examples of a batch. With class weights or ignore_index, a "mean"
-                         divides by a number that depends on other examples: use "sum" there
-        unit             lmdp.Unit(name, rows): so many rows of a batch are averaged, then clipped as one. That of a
-                         dataset lmdp.Views or lmdp.PerUser unless given
-        max_physical_batch_size
-                         hand batches out in parts of at most this many units; optimizer.step() waits for the last
+        loss_reduction   "mean" or "sum" of examples. With class weights or ignore_index, only a sum is of each alone
+        unit             lmdp.Unit(name, rows): rows that are averaged and clipped as one; the dataset's unless given
+        max_physical_batch_size  hand batches out in parts of so many units; optimizer.step() waits for the last
         memory_budget    bytes that linear and convolutional layers may keep between backward and step. Layers move to
                          their lean rule, slower and as exact, until the sum fits; plan(numbers=True) says at what cost
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
         check_mixing     look whether examples meet in model or loss, and refuse if so; without, not certified
-        looks_besides    after 1, 2, 16, 64, 1024 … steps four batches are handed out only to be looked at, and count
-                         for nothing. They take the place of others of the pass; True: they are added to it
-        allow_large_delta
-                         let statements have a delta of 1 / number of examples or more; they are then not certified
+        looks_besides    now and then four batches are handed out to be looked at only, in place of others; or besides
+        allow_large_delta  let statements have a delta of 1 / examples or more; they are then not certified
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
         """
@@ -164,6 +160,8 @@ class PrivacyEngine:
             loader.follow(lambda: ledger.steps, watch, besides=looks_besides)
             self._loader = loader
         return module, optimizer, loader
+
+    is_compatible, save_checkpoint, load_checkpoint = is_compatible, save_checkpoint, load_checkpoint
 
     def _refuse_second(self) -> None:
         if self._run is not None:
