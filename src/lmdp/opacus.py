@@ -62,9 +62,9 @@ def _translated(given: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 def _clipping(value: Any, options: dict[str, Any]) -> None:
     if value not in CLIPPINGS:
-        known = ", ".join(map(repr, CLIPPINGS))
+        taken = ", ".join(map(repr, CLIPPINGS))
         raise ValueError(
-            f"clipping is {value!r}; here it is {known}. For a bound that needs no tuning: method='autos'."
+            f"clipping is {value!r}; here it is {taken}. For a bound that needs no tuning: method='autos'."
         )
     method = CLIPPINGS[value]
     if options.setdefault("method", method) != method:
