@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "__main__": {"app"},
     "__init__": {
+        "app",
         "audit",
         "averages",
         "guards",

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmdp.app.serving import load
     from lmdp.audit import (
         AuditReport,
         CheckReport,
@@ -47,6 +48,7 @@ __all__ = [
     "audit_epsilon",
     "check",
     "estimate_risk",
+    "load",
     "make_compatible",
     "plant_canaries",
 ]
@@ -68,6 +70,7 @@ _ROOM_OF = {
     "audit_epsilon": "lmdp.audit",
     "check": "lmdp.audit",
     "estimate_risk": "lmdp.risk",
+    "load": "lmdp.app.serving",
     "make_compatible": "lmdp.guards",
     "plant_canaries": "lmdp.audit",
 }

@@ -167,6 +167,6 @@ def test_a_source_has_images_of_one_shape_and_labels_with_names() -> None:
         Source("here", Images(torch.zeros(1, 2), torch.tensor([-1])), None, ("a",))
     with pytest.raises(ValueError, match="they must be equal"):
         Source("here", labelled(), labelled(channels=1), ("a", "b", "c"))
-    with pytest.raises(ValueError, match="no training images"):
+    with pytest.raises(ValueError, match="no training examples"):
         Source("here", labelled(0), None, ("a",))
     assert repr(labelled()) == "Images(20 of shape (3, 5, 4))"

@@ -103,7 +103,7 @@ def test_the_number_of_classes_is_declared_or_read_off_the_labels(tmp_path: Path
         ({"x_train": random_images(4, 5, 5, 2), "y_train": Y}, "must be NHW, NHWC or NCHW"),
         ({"x_train": random_images(4, 5, 5).astype(np.int32), "y_train": Y}, "x_train is int32"),
         ({"x_train": Y, "y_train": Y}, "at least one more"),
-        ({"x_train": random_images(0, 5, 5), "y_train": Y[:0]}, "no training images"),
+        ({"x_train": random_images(0, 5, 5), "y_train": Y[:0]}, "no training examples"),
     ],
 )
 def test_arrays_that_are_no_data_set(tmp_path: Path, arrays: dict[str, np.ndarray], reason: str) -> None:

@@ -10,12 +10,15 @@ pipeline     the flow as code: risk, train, audit, compare
 canaries     canaries in the data of a run
 account      what was spent before a run, and whether what it publishes is public
 chosen       an audit of examples that somebody chose, kept beside the run's own
+network      the model of a run: built, begun with given weights, tried out
 training     one model trained in a run folder, to be stopped and continued at any step
 descent      the optimizer of a run, and its learning rate over the steps
 reports      run folders read back: numbers to compare, and the story that a report tells
 references   a run's training again, on random halves of the examples that are audited
 bounds       how much epsilon a run's training spends, at least
 runs/        what a training leaves on disk
+serving      a finished run, used: loaded, asked for embeddings, exported
+embedding    embeddings of data in a file, and such a file audited
 progress     what a user sees while waiting, and how to stop
 doctor       what is installed, and a test of exactness and noise
 tensorboard  event files, where the extra is installed

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from lmdp.accounting import check_delta
 from lmdp.app.canaries import Planting
 from lmdp.app.config import Config
-from lmdp.app.runs import Changes, Members, RunFolder, write_json
-from lmdp.data import Images, Source
+from lmdp.app.network import begun_with, weights_file
+from lmdp.app.runs import Changes, Members, RunFolder, spent_for, write_json
+from lmdp.data import Examples, Source
 from lmdp.data.records import encoded, read_object
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
 from lmdp.lineage import Lineage, Spending, dataset_digest, spendings
@@ -77,7 +78,7 @@ def open_account(
         dict([*model.named_parameters(), *model.named_buffers()]),
         run="" if members is None else members.run,
         dataset=digest,
-        inherited=_inherited(folder),
+        inherited=_inherited(folder, config),
     )
     doubts = {
         f"the shape of the model was read off the private examples: {'; '.join(map(str, source.inferred))}": bool(
@@ -92,7 +93,7 @@ def open_account(
         **dict.fromkeys(lineage.doubts, True),
     }
     planted = "" if planting is None else planting.said
-    said = (SIZE_IS_PUBLIC if config.public_size else "", kept_out(source), planted, *lineage.said)
+    said = (SIZE_IS_PUBLIC if config.public_size else "", kept_out(source), planted, *begun_with(config), *lineage.said)
     account = Account(
         lineage,
         tuple(d for d, holds in doubts.items() if holds),
@@ -146,8 +147,8 @@ def refuse_inferred(source: Source, config: Config) -> None:
 
 
 def sides(
-    folder: RunFolder, inside: Images, outside: Images, *, chosen: bool, held_out: bool, changed_data: bool
-) -> tuple[Images, Images, str]:
+    folder: RunFolder, inside: Examples, outside: Examples, *, chosen: bool, held_out: bool, changed_data: bool
+) -> tuple[Examples, Examples, str]:
     """Those who were trained on and those who were not, by the run's own digests, and what is to be said of them.
 
     Refused where one side holds examples of the other, or where a run's own examples are no longer all there; with
@@ -202,9 +203,12 @@ def _run_name(config: Config, digest: str, model: nn.Module) -> str:
     return hashlib.blake2b(json.dumps(training).encode(), digest_size=16).hexdigest()
 
 
-def _inherited(folder: RunFolder) -> tuple[Spending, ...]:
-    """What the run knew of when it began, whatever has become of the index since."""
+def _inherited(folder: RunFolder, config: Config) -> tuple[Spending, ...]:
+    """What the run knew of when it began, whatever has become of the index since; of a new one, what a file of weights
+    that it begins with says itself."""
     path = folder / EARLIER
-    if not folder.has_run:
-        return ()
-    return spendings(read_object(path, "a list of earlier trainings").get("spent"), str(path)) if path.exists() else ()
+    if folder.has_run:
+        listed = read_object(path, "a list of earlier trainings").get("spent") if path.exists() else []
+        return spendings(listed, str(path))
+    file = None if config.init is None else weights_file(config.init)
+    return spent_for(file) if file is not None and file.suffix == ".safetensors" else ()

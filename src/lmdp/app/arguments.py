@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +26,8 @@ Train models on private data that are then served as embeddings, without leaking
   lmdp train      train a model with differential privacy
   lmdp audit      attack a trained model, layer by layer
   lmdp compare    train and audit several methods at the same epsilon
+  lmdp embed      write what a layer of a finished run makes of data
+  lmdp export     write what may be published of a run, for sentence-transformers or as safetensors
   lmdp doctor     say what is installed here, and test in a minute that norms and noise are right
   lmdp tune       find settings on public data: accurate ones whose canaries leak least
   lmdp reproduce  measure the paper's tables and figures again, with a verdict on each claim
@@ -34,7 +37,8 @@ exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says 
 """
 DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
 RISK_KEYS = (
-    *("model", "activation", "weight_standardisation", "layers", "data", "shadow", "size", "channels"),
+    *("model", "activation", "weight_standardisation", "task", "lora", "init", "freeze", "device", "layers"),
+    *("data", "shadow", "size", "channels", "tokenizer", "max_length"),
     *("shadow_models", "shadow_epochs", "shadow_enough", "protocol", "seed"),
 )
 COMPARE_KEYS = tuple(key for key in SETTINGS if key not in ("method",))
@@ -88,7 +92,25 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Says what is wrong in one line, and what was perhaps meant."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Options that nobody knows are named together with the nearest that the command has."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if not unknown:
+            return parsed
+        command = self._command_of(parsed)
+        every = [word for action in command._actions for word in action.option_strings]
+        near = (get_close_matches(word.partition("=")[0], every, n=1) for word in unknown if word.startswith("-"))
+        guess = "".join(f"; did you mean {words[0]}?" for words in near if words)
+        return command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+
+    def _command_of(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                chosen: argparse.ArgumentParser = action.choices[parsed.command]
+                return chosen
+        return self
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -109,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
     demo = _command(commands, "demo", "the whole flow on data that installs with the package")
     demo.add_argument("--out", type=_place, help="folder for the result (default: runs/demo, or the next that is free)")
     demo.add_argument("--resume", action="store_true", help="continue the demo in --out")
+    demo.add_argument("--text", action="store_true", help="the same on texts: a small transformer, documentation")
     demo.add_argument("--methods", default=DEMO_METHODS, help="comma-separated (default: %(default)s)")
     _options(demo, COMPARE_KEYS)
 
@@ -130,6 +153,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="run folder, or an .npz of embeddings (member, nonmember; better with member_inputs, nonmember_inputs)",
     )
+    audit.add_argument("--run", metavar="DIR", type=Path, help="of embeddings by lmdp embed: where their run is now")
     audit.add_argument("--members", metavar="SPEC", help="examples that were trained on (default: the run's own)")
     audit.add_argument(
         "--changed-data", action="store_true", help="audit those examples of the run that are left, and say so"
@@ -161,6 +185,25 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", type=_place, required=True, metavar="DIR", help="folder for runs and report")
     compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR")
     _options(compare, COMPARE_KEYS)
+
+    embed = _command(commands, "embed", "write what a layer of a finished run makes of data")
+    embed.add_argument("target", metavar="DIR", type=Path, help="run folder, or what lmdp export made of one")
+    embed.add_argument("--layer", metavar="NAME", help="of the run's layers (default: the last before the head)")
+    embed.add_argument("--data", metavar="SPEC", help="what to embed (default: the run's own data)")
+    embed.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to write the embeddings")
+    embed.add_argument(
+        "--pooling", default="mean", choices=("mean", "cls", "last"), help="of texts (default: %(default)s)"
+    )
+    embed.add_argument("--inputs", action="store_true", help="write the inputs too: a control for an audit of the file")
+
+    export = _command(commands, "export", "write what may be published of a run, in a form that others read")
+    export.add_argument("target", metavar="DIR", type=Path, help="run folder")
+    export.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument(
+        "--form",
+        choices=("sentence-transformers", "safetensors"),
+        help="default: sentence-transformers of a model of transformers for texts, else safetensors",
+    )
 
     reproduce = _command(commands, "reproduce", "the paper's tables and figures beside its numbers")
     reproduce.add_argument("what", metavar="WHAT", help=f"{', '.join(PARTS)}, or all")

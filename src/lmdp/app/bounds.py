@@ -12,7 +12,8 @@ from torch.utils.data import Dataset
 
 from lmdp.app import training
 from lmdp.app.config import Config
-from lmdp.app.pipeline import fresh_model, public_examples
+from lmdp.app.network import fresh_model
+from lmdp.app.pipeline import public_examples
 from lmdp.app.progress import Bar, Show
 from lmdp.app.runs import RunFolder, write_json
 from lmdp.audit import canaries

@@ -12,7 +12,7 @@ from lmdp.app.config import Config
 from lmdp.app.runs import Coins, RunFolder
 from lmdp.audit import planting
 from lmdp.audit.planting import MISLABELLED, NOISE, Canaries
-from lmdp.data import Images, Source, load
+from lmdp.data import Examples, Images, Source, Texts, load
 from lmdp.data.request import Say
 
 
@@ -21,8 +21,8 @@ class Planting:
     """A run's data with canaries in it: `source.train` is `ordinary` and those of `images` that are included."""
 
     source: Source
-    ordinary: Images
-    images: Images
+    ordinary: Examples
+    images: Examples
     included: NDArray[np.bool_]
     kind: str
     key: bytes
@@ -36,7 +36,8 @@ class Planting:
         """For whoever reads the statement. How many are in can be told from N; who they are cannot."""
         who = f"{len(self.images)} canaries ({self.kind}) were planted, each in the training by a secret fair coin"
         if self.kind == NOISE:
-            return f"{who}: random inputs and labels, nobody's data; those that are in count in N. They cost accuracy"
+            what = "words" if isinstance(self.images, Texts) else "inputs"
+            return f"{who}: random {what} and labels, nobody's data; those that are in count in N. They cost accuracy"
         if self.kind != MISLABELLED:
             return f"{who}: those that are in count in N and are covered by epsilon like all others. They cost accuracy"
         return (
@@ -81,7 +82,7 @@ def still_there(planting: Planting, folder: RunFolder, *, changed_data: bool) ->
     return Canaries(planting.kind, *planting.images.take(same).tensors(), planting.included[same])
 
 
-def ordinary(images: Images, folder: RunFolder) -> Images:
+def ordinary(images: Examples, folder: RunFolder) -> Examples:
     """Those of a run's examples that are no canaries."""
     kept = Coins.read(folder)
     if kept is None:
@@ -90,7 +91,7 @@ def ordinary(images: Images, folder: RunFolder) -> Images:
     return images.take([i for i, digest in enumerate(images.digests(kept.key)) if digest not in planted])
 
 
-def _made(config: Config, source: Source, key: bytes, say: Say) -> tuple[Images, Images]:
+def _made(config: Config, source: Source, key: bytes, say: Say) -> tuple[Examples, Examples]:
     """The ordinary examples, and the canaries with the labels they are planted with."""
     pool, classes, kind = source.train, len(source.classes), config.canary_kind
     if kind == MISLABELLED:
@@ -98,18 +99,35 @@ def _made(config: Config, source: Source, key: bytes, say: Say) -> tuple[Images,
         keep, taken = planting.chosen(contents, config.canaries)
         canaries = pool.take(taken)
         wrong = planting.wrong_labels(canaries.contents(), canaries.labels.tolist(), classes)
-        return pool.take(keep), Images(canaries.pixels, canaries.labels.new_tensor(wrong))
+        return pool.take(keep), canaries.relabelled(wrong)
     if kind == NOISE:
-        labels = planting.noise_labels(config.canaries, classes, key)
-        canaries = Images(planting.noise_like(pool.pixels[0], config.canaries, key), pool.labels.new_tensor(labels))
+        canaries = _noise(config.canaries, source, key)
     else:
         channels, size = (pool.shape[0], pool.shape[-1]) if len(pool.shape) == 3 else (None, None)
-        named = load(kind, size=size, channels=channels, say=say)
+        named = load(kind, size=size, channels=channels, say=say, **config.data_options)
         canaries = named.train if named.test is None else named.train.joined(named.test)
         canaries = canaries.take_random(config.canaries) if len(canaries) > config.canaries else canaries
-        if canaries.shape != pool.shape or canaries.pixels.dtype != pool.pixels.dtype:
+        if canaries.shape != pool.shape or _kind(canaries) != _kind(pool):
             raise ValueError(
                 f"canaries of {kind!r} have shape {canaries.shape}; the private examples have {pool.shape}"
             )
-    planting.refuse_unfit(canaries.pixels, canaries.labels.tolist(), list(source.pool.contents()), classes)
+    planting.refuse_unfit(list(canaries.contents()), canaries.labels.tolist(), list(source.pool.contents()), classes)
     return pool, canaries
+
+
+def _noise(number: int, source: Source, key: bytes) -> Examples:
+    """Random pixels, numbers or words, with random labels."""
+    pool = source.train
+    labels = pool.labels.new_tensor(planting.noise_labels(number, len(source.classes), key))
+    if isinstance(pool, Images):
+        return Images(planting.noise_like(pool.pixels[0], number, key), labels)
+    if source.tokenizer is None:
+        raise ValueError(
+            "canaries of noise are made of images, or of texts with their tokenizer; name a SPEC of others"
+        )
+    ids, mask = source.tokenizer.noise(number, pool.shape[0], planting.generator_for(key, "noise"))
+    return Texts(ids, mask, labels)
+
+
+def _kind(examples: Examples) -> object:
+    return examples.pixels.dtype if isinstance(examples, Images) else type(examples)

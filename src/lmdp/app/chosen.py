@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lmdp.app.runs import Members, RunFolder, write_json
 from lmdp.audit.results import AuditReport
-from lmdp.data import Images
+from lmdp.data import Examples
 from lmdp.data.records import encoded
 from lmdp.lineage import dataset_digest
 
@@ -37,7 +37,7 @@ class Side:
     digest: str
 
     @classmethod
-    def of_images(cls, spec: str, part: str, taken: Images, whole: Images, folder: RunFolder) -> Side:
+    def of_images(cls, spec: str, part: str, taken: Examples, whole: Examples, folder: RunFolder) -> Side:
         members = Members.read(folder)
         if members is None:
             digest = dataset_digest(taken)
@@ -56,8 +56,8 @@ def keep(
     folder: RunFolder,
     data: str,
     specs: Sequence[str | None],
-    taken: Sequence[Images],
-    given: Sequence[Images],
+    taken: Sequence[Examples],
+    given: Sequence[Examples],
     others: str,
 ) -> tuple[AuditReport, Path]:
     """Write the audit under a name of its own; the report, which now says what it used, and its page.

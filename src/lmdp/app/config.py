@@ -30,6 +30,11 @@ SCHEDULES = ("constant", "cosine", "warmup")
 """Those of `lmdp.app.descent`, which needs torch too."""
 AUGMENTATIONS = ("flip", "crop")
 """Those of `lmdp.data.augment`, which needs torch too."""
+TASKS, TEXT_MODELS, HF = ("classify", "embed"), ("hf:", "hf-config:", "tiny-encoder"), "hf:"
+"""Those of `lmdp.models`, which needs torch too, and how models of texts are called."""
+TOKENIZERS = ("bytes", "words")
+"""Those of `lmdp.data.tokens`, which needs torch too."""
+PRECISIONS = ("float32", "bf16")
 SAMPLE_RATE = 0.01
 """q where neither it nor the batch size is given."""
 FEWEST_CANARIES = 300
@@ -46,16 +51,58 @@ class Config:
 
     model: str = text(
         "s-cnn",
-        "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, tanh-cnn, tanh-cnn-deep, or module:factory of your own",
+        "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, tanh-cnn, tanh-cnn-deep, or module:factory of your own; "
+        "timm:NAME; for texts tiny-encoder, hf:FOLDER (its weights are taken to be public) or hf-config:FILE",
+    )
+    task: str = text(
+        "classify",
+        "of hf models: embed trains the encoder whose mean over words is served",
+        choices=TASKS,
+        unsaid="classify",
+    )
+    lora: int | None = whole(
+        None,
+        "of hf models: train low-rank adapters of this rank and the head, nothing else",
+        low=1,
+        high=4096,
+        optional=True,
+    )
+    init: str | None = text(
+        None,
+        "begin with the weights of a file, or of a run folder; they are taken to be public unless a private "
+        "training is known to have released them",
+        optional=True,
+    )
+    freeze: str | None = text(
+        None,
+        "parameters that are not trained: patterns of their names such as *embeddings*, separated by commas",
+        optional=True,
+    )
+    device: str = text("cpu", "where to train: cpu, cuda, cuda:1, mps", unsaid="cpu")
+    precision: str = text(
+        "float32",
+        "of the forward and backward pass; bounds, sums and noise are float32 or better in either",
+        choices=PRECISIONS,
+        unsaid="float32",
     )
     activation: str | None = text(None, "the model's own unless given", choices=ACTIVATIONS, optional=True)
     weight_standardisation: bool = switch(
         False, "standardise the filters of the model's convolutions: mean zero, length one", unsaid=False
     )
     layers: str = text(
-        "module", "what counts as a layer: block takes the blocks of a network whole", choices=LAYERS, unsaid="module"
+        None,
+        "what counts as a layer: block, of models of texts unless said, takes the blocks of a network whole; module, "
+        "of others, does not",
+        choices=LAYERS,
+        optional=True,
     )
-    data: str = text("mnist-5k", "the private data: a SPEC such as mnist, cifar10, npz:PATH, folder:PATH")
+    data: str = text("mnist-5k", "the private data: a SPEC such as mnist, npz:PATH, folder:PATH, jsonl:PATH")
+    tokenizer: str | None = text(
+        None, "of texts: words, bytes, or a folder of transformers; that of model hf:FOLDER unless given", optional=True
+    )
+    max_length: int | None = whole(
+        None, "of texts: words that are read of each; 128 unless given", low=2, high=8192, optional=True
+    )
     shadow: str | None = text(
         None, f"the public data on which risk is estimated: a SPEC; {SHADOW} unless given", optional=True
     )
@@ -179,6 +226,8 @@ class Config:
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             object.__setattr__(self, name, setting.check(name, getattr(self, name)))
+        if not self.layers:
+            object.__setattr__(self, "layers", self._layers_unsaid)
         names = self.declared_classes
         if names == 0 or (isinstance(names, tuple) and len(set(names)) < len(names)):
             raise ValueError(f"classes is {self.classes!r}; it must be a number of at least 1, or names, each once")
@@ -239,7 +288,12 @@ class Config:
         """The same with absolute paths, so that it means the same wherever one stands."""
         specs = {key: getattr(self, key) for key in ("data", "shadow", "public", "canary_kind")}
         seen = {key: anchored(spec) for key, spec in specs.items() if spec is not None}
-        return self.changed(**seen, **({} if self.risk is None else {"risk": str(Path(self.risk).absolute())}))
+        paths = {key: getattr(self, key) for key in ("risk", "init", "tokenizer")}
+        seen |= {key: str(Path(path).absolute()) for key, path in paths.items() if path not in (None, *TOKENIZERS)}
+        kind, colon, path = self.model.partition(":")
+        if f"{kind}:" in TEXT_MODELS:
+            seen["model"] = f"{kind}{colon}{Path(path).expanduser().absolute()}"
+        return self.changed(**seen)
 
     @property
     def augmentations(self) -> tuple[str, ...]:
@@ -249,7 +303,22 @@ class Config:
     @property
     def model_options(self) -> dict[str, Any]:
         """What `lmdp.models.build` takes besides name, shape and classes."""
-        return {"activation": self.activation, "standardised": self.weight_standardisation}
+        return {
+            "activation": self.activation,
+            "standardised": self.weight_standardisation,
+            "task": self.task,
+            "lora": self.lora,
+        }
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """What `lmdp.data.load` takes for texts."""
+        folder = self.model.removeprefix(HF) if self.model.startswith(HF) else None
+        return {"tokenizer": self.tokenizer or folder, "length": self.max_length}
+
+    @property
+    def _layers_unsaid(self) -> str:
+        return "block" if self.model.startswith(TEXT_MODELS) else "module"
 
     def batch_for(self, examples: int) -> int:
         """The expected size of a batch of so many examples."""
@@ -289,7 +358,8 @@ class Config:
         values = {name: getattr(self, name) for name in SETTINGS}
         if self.risk is not None and not self.public_is_shadow:
             values["shadow"] = None  # the risk came from elsewhere
-        return {name: value for name, value in values.items() if value not in (None, SETTINGS[name].unsaid)}
+        unsaid = {name: setting.unsaid for name, setting in SETTINGS.items()} | {"layers": self._layers_unsaid}
+        return {name: value for name, value in values.items() if value not in (None, unsaid[name])}
 
     def to_toml(self) -> str:
         # JSON strings and numbers are TOML too, but for DEL, which JSON leaves as it is and TOML forbids.

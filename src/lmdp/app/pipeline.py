@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmdp.accounting import check_delta
 from lmdp.app import training
@@ -16,20 +16,22 @@ from lmdp.app.account import begin, open_account, refuse_inferred, sides
 from lmdp.app.canaries import ordinary, plant, still_there
 from lmdp.app.chosen import keep
 from lmdp.app.config import SHADOW, Config
+from lmdp.app.embedding import audit_embedded, is_of_a_run
+from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of
 from lmdp.app.progress import Show
 from lmdp.app.reports import story, summary, tpr_limit, write_report
-from lmdp.app.runs import RunFolder, load_model, write_json
+from lmdp.app.runs import Card, RunFolder, load_model, write_json
+from lmdp.app.serving import built, write_card
 from lmdp.audit import Reference
 from lmdp.audit.model import audit as audit_model
 from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
-from lmdp.data import Images, Source, load
+from lmdp.data import Examples, Source, load
 from lmdp.data.records import encoded, read_object
 from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
 from lmdp.methods import METHODS, SOURCES
-from lmdp.models import build, evaluation, fresh
 from lmdp.private import PrivacyStatement
 from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
@@ -48,6 +50,7 @@ def private_data(config: Config, show: Show) -> Source:
         classes=config.declared_classes,
         splits=config.splits,
         say=show.say,
+        **config.data_options,
     )
     if not source.classes:
         raise ValueError(f"data {config.data!r} has 0 classes; a model needs labelled examples")
@@ -81,21 +84,18 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
     """Risk on the shadow data, brought to the private data's shape; refused where the two overlap."""
     shape = None if private is None else private.train.shape
     shadow = public_data(config.shadow or SHADOW, shape, config, show)
-    images = shadow.train if shadow.test is None else shadow.train.joined(shadow.test)
-
-    def factory() -> nn.Module:
-        return build(config.model, images.shape, len(shadow.classes), **config.model_options)
-
+    every = shadow.train if shadow.test is None else shadow.train.joined(shadow.test)
     with show.bar("estimate risk", 1.0):
         return estimate_risk(
-            factory,
-            images.tensors(),
+            Network.of(config, shadow).untrained,
+            every.tensors(),
             models=config.shadow_models,
             protocol=config.protocol,
             private_dataset=None if private is None else private.pool.tensors(),
             schedule=Schedule(epochs=config.shadow_epochs, enough=config.shadow_enough),
             seed=config.seed or 0,
             layers=config.layers,
+            pooling=pooling_of(every),
             progress=show.say,
             part=show.part,
         )
@@ -103,8 +103,8 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
 
 def public_data(spec: str, shape: tuple[int, ...] | None, config: Config, show: Show) -> Source:
     show.say(f"public data: {spec}")
-    size, channels = (config.size, config.channels) if shape is None else _image_shape(shape)
-    return load(spec, size=size, channels=channels, say=show.say)
+    size, channels = (config.size, config.channels) if shape is None else image_shape(shape)
+    return load(spec, size=size, channels=channels, say=show.say, **config.data_options)
 
 
 def train(
@@ -144,6 +144,7 @@ def train(
             show.say(f"note: the examples kept out of training have changed: compared with those so far, {changes}")
         job = training.prepare(config, model, source.train, risk=risk, public=public, account=account)
         begin(account, members, planting, folder)
+        write_card(folder, config, source, model)
         folder.begin(config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
@@ -182,12 +183,20 @@ def audit(
     with folder.claim():
         config = folder.config()
         source = source or parted_data(config, show)
-        model = fresh_model(config, source)
+        card = Card.read(folder.path)
+        model = fresh_model(config, source) if card is None else built(card.at(folder.path))
         load_model(folder / "model.safetensors", model)
+        if config.freeze is not None:
+            freeze(model, config.freeze)
+        model.to(config.device)
         planting = plant(config, source, [folder], show.say)
         source = source if planting is None else planting.source
         others = source.test if source.held_out is None else source.held_out
-        given = _examples(members, source.train, source, show), _examples(nonmembers, others, source, show)
+        options = config.data_options
+        given = (
+            _examples(members, source.train, source, show, options),
+            _examples(nonmembers, others, source, show, options),
+        )
         inside, outside, note = sides(
             folder,
             *given,
@@ -201,11 +210,12 @@ def audit(
         parts = [i.take_random(AUDIT_LIMIT) if len(i) > AUDIT_LIMIT else i for i in (inside, outside)]
         beside = _references(references, folder, source, parts, show) if references else []
         with show.bar(f"audit {config.method}", 1.0):
-            both = [(training.laid_out(inputs, model), y) for inputs, y in (part.tensors() for part in parts)]
+            both = [(laid_out(inputs, model), y) for inputs, y in (part.tensors() for part in parts)]
             report = audit_model(
                 model,
                 *both,
                 layers=config.layers,
+                pooling=pooling_of(inside),
                 seed=config.seed or 0,
                 references=beside,
                 white_box=white_box,
@@ -234,7 +244,7 @@ def audit(
 
 
 def _references(
-    number: int, folder: RunFolder, source: Source, audited: Sequence[Images], show: Show
+    number: int, folder: RunFolder, source: Source, audited: Sequence[Examples], show: Show
 ) -> list[Reference]:
     from lmdp.app.references import train_references
 
@@ -246,16 +256,17 @@ def _references(
         source.train,
         inside,
         outside,
-        len(source.classes),
+        Network.of(config, source),
         show,
         risk=RiskProfile.load(path) if path.exists() else None,
         public=public_examples(config, source, show),
     )
 
 
-def audit_file(embeddings: Path, page: Path) -> AuditReport:
-    """Audit embeddings that some service returned, from an .npz file; writes a page and JSON beside it."""
-    report = audit_embeddings(embeddings)
+def audit_file(embeddings: Path, page: Path, run: Path | None = None) -> AuditReport:
+    """Audit embeddings that some service returned, or `lmdp embed` wrote; writes a page and JSON beside the file."""
+    of_run = run is not None or is_of_a_run(embeddings)
+    report = audit_embedded(embeddings, run) if of_run else audit_embeddings(embeddings)
     write_json(page.with_suffix(".json"), report.to_dict())
     report.to_html(page)
     return report
@@ -306,29 +317,6 @@ def compare(
     return Comparison(out, tuple(folders), told)
 
 
-def fresh_model(config: Config, source: Source) -> nn.Module:
-    """Untrained; the same parameters for the same seed, whatever the method, so that methods compare fairly."""
-    model = fresh(
-        lambda: build(config.model, source.train.shape, len(source.classes), **config.model_options), config.seed or 0
-    )
-    LayerMap.of(model)  # refuses a model without trainable layers before anything long begins
-    _try_out(model, config.model, source)
-    return model
-
-
-def _try_out(model: nn.Module, name: str, source: Source) -> None:
-    """One made-up example, before anything is written: the model must give one score per class."""
-    shape = source.train.shape
-    try:
-        with evaluation(model), torch.no_grad():
-            output = model(training.laid_out(torch.zeros(1, *shape), model))
-    except Exception as error:
-        raise ValueError(f"model {name!r} does not take examples of shape {shape}: {error}") from error
-    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < len(source.classes):
-        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"model {name!r} gives {given} for 1 example; it must give (1, {len(source.classes)}) scores")
-
-
 def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> RiskProfile:
     if config.risk is not None:
         return RiskProfile.load(config.risk)
@@ -340,29 +328,31 @@ def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> Ri
     return profile
 
 
-def public_examples(config: Config, source: Source, show: Show) -> tuple[Tensor, Tensor] | None:
-    """Public examples for weights = public, of the private data's shape and within its classes."""
+def public_examples(config: Config, source: Source, show: Show) -> Any:
+    """Public examples for weights = public, of the private data's shape and classes: tensors, or a dataset of texts."""
     if not METHODS[config.method].reweighted or not SOURCES[config.weights].needs_public_data:
         return None
-    images = public_data(config.public or config.shadow or SHADOW, source.train.shape, config, show).train
-    inputs, labels = images.tensors()
+    examples = public_data(config.public or config.shadow or SHADOW, source.train.shape, config, show).train
+    inputs, labels = examples.tensors()
     if int(labels.max()) >= len(source.classes):
         raise ValueError(
             f"public data {config.public or config.shadow!r} has labels up to {int(labels.max())}, but the model has "
             f"{len(source.classes)} classes. Choose public data with at most as many classes (public = SPEC)."
         )
     refuse_overlap(inputs, source.pool.tensors()[0])
-    return inputs, labels
+    return (inputs, labels) if isinstance(inputs, Tensor) else examples
 
 
-def _examples(spec: str | None, default: Images | None, source: Source, show: Show) -> Images:
+def _examples(
+    spec: str | None, default: Examples | None, source: Source, show: Show, options: Mapping[str, Any]
+) -> Examples:
     if spec is not None:
-        size, channels = _image_shape(source.train.shape)
-        return load(spec, size=size, channels=channels, say=show.say).train
+        size, channels = image_shape(source.train.shape)
+        return load(spec, size=size, channels=channels, say=show.say, **options).train
     if default is None:
         raise ValueError(f"data {source.spec!r} has no test part; name examples that were not trained on: --nonmembers")
     return default
 
 
-def _image_shape(shape: tuple[int, ...]) -> tuple[int | None, int | None]:
+def image_shape(shape: tuple[int, ...]) -> tuple[int | None, int | None]:
     return (shape[-1], shape[0]) if len(shape) == 3 else (None, None)

@@ -10,24 +10,24 @@ import hashlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from lmdp.app import training
 from lmdp.app.config import Config
+from lmdp.app.network import Network
 from lmdp.app.progress import Show
 from lmdp.app.runs import RunFolder, load_model, save_model, write_json
 from lmdp.app.runs.files import write
 from lmdp.audit import Reference
-from lmdp.data import Images
+from lmdp.data import Examples
 from lmdp.data.records import read_object
-from lmdp.models import build, fresh
 from lmdp.risk import RiskProfile
 
 FOLDER, NOTICE, CELL, MODEL = "references", "PRIVATE.txt", "cell.json", "model.safetensors"
@@ -45,10 +45,10 @@ class Cell:
 
     path: Path
     config: Config
-    examples: Images
-    classes: int
+    examples: Examples
+    network: Network
     risk: RiskProfile | None
-    public: tuple[Tensor, Tensor] | None
+    public: Any
 
     @property
     def record(self) -> dict[str, Any]:
@@ -62,23 +62,20 @@ class Cell:
         return path.exists() and (self.path / MODEL).exists() and read_object(path, "a reference") == self.record
 
     def fresh_model(self) -> nn.Module:
-        return fresh(self._untrained, self.config.seed or 0)
-
-    def _untrained(self) -> nn.Module:
-        return build(self.config.model, self.examples.shape, self.classes, **self.config.model_options)
+        return replace(self.network, config=self.config).fresh()
 
 
 def train_references(
     number: int,
     folder: RunFolder,
-    trained_on: Images,
-    inside: Images,
-    outside: Images,
-    classes: int,
+    trained_on: Examples,
+    inside: Examples,
+    outside: Examples,
+    network: Network,
     show: Show,
     *,
     risk: RiskProfile | None,
-    public: tuple[Tensor, Tensor] | None,
+    public: Any,
     workers: int | None = None,
 ) -> list[Reference]:
     """As many references of the run's own configuration, each trained on what the run was trained on beside the audited
@@ -93,7 +90,7 @@ def train_references(
     for k in range(1, number + 1):
         coins = [_coins(images, config.seed or 0, k) for images in (inside, outside)]
         examples = rest.joined(_chosen(inside, coins[0])).joined(_chosen(outside, coins[1]))
-        cell = Cell(folder / FOLDER / str(k), _configuration(config, k), examples, classes, risk, public)
+        cell = Cell(folder / FOLDER / str(k), _configuration(config, k), examples, network, risk, public)
         cells.append(cell)
         references.append(Reference(cell.fresh_model(), *coins))
     due = [cell for cell in cells if not cell.finished]
@@ -142,13 +139,13 @@ def _configuration(config: Config, k: int) -> Config:
     return config.changed(seed=seed, allow_large_delta=True)
 
 
-def _coins(images: Images, seed: int, k: int) -> NDArray[np.bool_]:
+def _coins(images: Examples, seed: int, k: int) -> NDArray[np.bool_]:
     """In or out, by content: whatever the order, and whoever else is there."""
     key = f"{seed}:{k}".encode()
     return np.array([int(digest, 16) % 2 == 1 for digest in images.digests(key)])
 
 
-def _chosen(images: Images, coins: NDArray[np.bool_]) -> Images:
+def _chosen(images: Examples, coins: NDArray[np.bool_]) -> Examples:
     return images.take(np.flatnonzero(coins).tolist())
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,16 +19,18 @@ from torch.utils.data import DataLoader, Dataset
 from lmdp.app.account import Account
 from lmdp.app.config import Config
 from lmdp.app.descent import optimizer_for, set_rate
+from lmdp.app.network import laid_out, shortened, test_accuracy
 from lmdp.app.progress import Bar, Interrupted, Show, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
-from lmdp.data import EpochOrder
+from lmdp.data import EpochOrder, Examples, Texts
 from lmdp.data.augment import augmentation
 from lmdp.guards import VIOLATED, Verdict
 from lmdp.lineage import Lineage, Spending
 from lmdp.methods import METHODS
-from lmdp.models import accuracy
+from lmdp.models import Inputs, scores_of
+from lmdp.models import run as run_model
 from lmdp.private import PrivacyEngine, PrivacyStatement
 from lmdp.risk import RiskProfile
 from lmdp.units import Views
@@ -76,17 +78,18 @@ class Job:
         return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
 
     def begin_step(self) -> None:
-        """Dropout follows from seed and step, so that a resumed run repeats it; without a seed, nobody knows it."""
-        seed = secrets.randbits(63)
+        """Dropout follows from seed and step, so that a resumed run repeats it."""
         if self.config.seed is not None:
             seed = int(np.random.SeedSequence([self.config.seed, self.steps]).generate_state(1)[0])
-        torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
 
-    def step(self, inputs: Tensor, labels: Tensor) -> None:
+    def step(self, inputs: Inputs, labels: Tensor) -> None:
         self.model.train()
         set_rate(self.optimizer, self.config, self.steps, self.total)
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(laid_out(inputs, self.model)), labels).backward()
+        with shortened(self.config):
+            scores = run_model(self.model, laid_out(inputs, self.model))
+        _loss(scores, labels).backward()
         self.optimizer.step()
         self._plain_steps += 1
 
@@ -165,7 +168,7 @@ def restore(
 def prepare(
     config: Config,
     model: nn.Module,
-    private: Dataset[Any],
+    private: Dataset[Any] | Examples,
     *,
     risk: RiskProfile | None,
     public: Any,
@@ -178,11 +181,16 @@ def prepare(
     With `diagnostics`, the engine keeps numbers of un-noised gradients: not private, for experiments on public data.
     """
     account = account or Account(Lineage({}))
+    private = cast(Dataset[Any], private)
     size = len(private)  # type: ignore[arg-type]
     batch, method = config.batch_for(size), METHODS[config.method]
     optimizer = optimizer_for(config, model)
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
     if config.augment is not None:
+        if isinstance(private, Texts):
+            raise ValueError(
+                f"augment is {config.augment!r}, which is for images; the examples are texts. Leave it out."
+            )
         loader = Views(private, config.views, augmentation(config.augmentations), seed=config.seed).loader(batch)
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
@@ -212,6 +220,7 @@ def prepare(
         layers=config.layers,
         emphasis=config.emphasis,
         public_data=public,
+        criterion=_loss,
         max_physical_batch_size=config.max_physical_batch_size,
         looks_besides=True,  # steps are counted, not batches
         seed=config.seed,
@@ -220,6 +229,12 @@ def prepare(
         **options,
     )
     return Job(config, model, optimizer, loader, engine, total, account)
+
+
+def _loss(output: Any, labels: Tensor) -> Tensor:
+    """The mean cross entropy, of whatever a classifier gives out."""
+    scores = scores_of(output)
+    return F.cross_entropy(scores.float(), labels.to(scores.device))
 
 
 def weighs_by_risk(config: Config) -> bool:
@@ -238,7 +253,7 @@ def _rates(config: Config, risk: RiskProfile | None) -> SimpleNamespace | None:
     return SimpleNamespace(error_rates=risk.error_rates if config.risk_as_measured else risk.weight_rates, by=risk.by)
 
 
-def run(job: Job, folder: RunFolder, test: tuple[Tensor, Tensor] | None, show: Show) -> None:
+def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: Show) -> None:
     """Train to the end (from the newest checkpoint, if there is one), and leave model and privacy statement behind."""
     metrics = _restored(job, folder, show)
     clock = Clock(float(metrics[-1].get("seconds", 0.0)) if metrics else 0.0)
@@ -294,20 +309,12 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     return [dict(row) for row in checkpoint.metrics]
 
 
-def test_accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    parts = zip(inputs.split(500), labels.split(500))
-    return accuracy(model, ((laid_out(x, model), y) for x, y in parts))
-
-
-def laid_out(inputs: Tensor, model: nn.Module) -> Tensor:
-    """Images in the memory format of the model: poolings and convolutions can be twice as fast with channels last."""
-    weights = (module.weight for module in model.modules() if isinstance(module, nn.Conv2d))
-    last = any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)
-    return inputs.contiguous(memory_format=torch.channels_last) if last and inputs.dim() == 4 else inputs
-
-
 def _steps(job: Job) -> Iterator[int]:
-    """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step."""
+    """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step.
+
+    Without a seed nobody knows what dropout draws. It is seeded once: a look at a batch must be able to repeat it.
+    """
+    torch.default_generator.manual_seed(secrets.randbits(63))
     while job.steps < job.total:
         for inputs, labels in job.loader:
             before = job.steps
@@ -325,7 +332,7 @@ def _evaluation_due(job: Job) -> bool:
     return job.steps == job.total or job.steps % (job.config.evaluate_every * job.steps_per_epoch) == 0
 
 
-def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str, Any]:
+def _row(job: Job, test: tuple[Inputs, Tensor] | None, clock: Clock) -> dict[str, Any]:
     """One line of metrics.jsonl. Nothing in it depends on private data except through released values."""
     average = {} if job.average is None else {"average_test_accuracy": _average_accuracy(job.model, job.average, test)}
     return {
@@ -340,7 +347,7 @@ def _row(job: Job, test: tuple[Tensor, Tensor] | None, clock: Clock) -> dict[str
     }
 
 
-def _average_accuracy(model: nn.Module, average: WeightAverage, test: tuple[Tensor, Tensor] | None) -> float | None:
+def _average_accuracy(model: nn.Module, average: WeightAverage, test: tuple[Inputs, Tensor] | None) -> float | None:
     with average.applied():
         return None if test is None else test_accuracy(model, *test)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lmdp.audit.neighbours.training import Train
+from lmdp.membership.examples import each_tensor
+from lmdp.models import run, scores_of
 from lmdp.private.engine import PrivacyEngine
 
 
@@ -101,10 +103,12 @@ def tipped(slate: Slate, canary: tuple[Tensor]) -> float:
     return float(slate.written[0, -1] - slate.written[-1, -1])
 
 
-def mislabelled(dataset: Any, number: int, classes: int) -> list[tuple[Tensor, Tensor]]:
+def mislabelled(dataset: Any, number: int, classes: int) -> list[tuple[Any, Tensor]]:
     """The first examples of a dataset, each with the label that follows its own."""
     examples = (dataset[i] for i in range(number))
-    return [(torch.as_tensor(x), (torch.as_tensor(y) + 1) % classes) for x, y in examples]
+    return [
+        (x if isinstance(x, Mapping) else torch.as_tensor(x), (torch.as_tensor(y) + 1) % classes) for x, y in examples
+    ]
 
 
 def noise_images(like: Tensor, number: int, classes: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
@@ -119,6 +123,8 @@ def lower_loss(criterion: Callable[[Any, Any], Tensor] = F.cross_entropy) -> Cal
     def score(model: nn.Module, canary: Any) -> float:
         x, y = canary
         with torch.no_grad():
-            return -float(criterion(model(x[None]), torch.as_tensor(y)[None]))
+            output = run(model, each_tensor(x, lambda rows: rows[None]))
+            scores = output if isinstance(output, Tensor) else scores_of(output)
+            return -float(criterion(scores, torch.as_tensor(y)[None].to(scores.device)))
 
     return score

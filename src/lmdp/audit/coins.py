@@ -18,7 +18,8 @@ from lmdp.audit.curves import GaussianSteps
 from lmdp.audit.epsilon import EpsilonBound
 from lmdp.audit.planting import Canaries
 from lmdp.audit.results import AuditReport, CanaryLeaks
-from lmdp.models import evaluation
+from lmdp.membership.examples import take
+from lmdp.models import device_of, evaluation, run, scores_of
 from lmdp.statement import PrivacyStatement
 
 CONFIDENCE = 0.95
@@ -81,11 +82,13 @@ def _steps(statement: PrivacyStatement) -> GaussianSteps | None:
 
 def lower_losses(model: nn.Module, canaries: Canaries) -> NDArray[np.float64]:
     """Minus the cross entropy of each canary with the label it was planted with; what is no number comes last."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     with evaluation(model), torch.no_grad():
         losses = [
-            F.cross_entropy(model(x.to(device)).double(), y.to(device), reduction="none").cpu()
-            for x, y in zip(canaries.inputs.split(BATCH), canaries.labels.split(BATCH))
+            F.cross_entropy(
+                scores_of(run(model, take(canaries.inputs, at))).double(), y.to(device), reduction="none"
+            ).cpu()
+            for at, y in zip(torch.arange(len(canaries)).split(BATCH), canaries.labels.split(BATCH))
         ]
     scores: NDArray[np.float64] = np.nan_to_num(-torch.cat(losses).numpy(), nan=-np.inf)
     return scores

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lmdp.data.splits import places
-from lmdp.membership.examples import gather
+from lmdp.membership.examples import count, gather, take
+from lmdp.models import Inputs
 
 NOISE, MISLABELLED, OWN = "noise", "mislabelled", "own"
 KINDS = (NOISE, MISLABELLED)
@@ -42,12 +43,12 @@ class Canaries:
     """Canaries with the labels they were planted with, and which of them were in the training (`included`)."""
 
     kind: str
-    inputs: Tensor = field(repr=False)
+    inputs: Inputs = field(repr=False)
     labels: Tensor = field(repr=False)
     included: NDArray[np.bool_] = field(repr=False)
 
     def __post_init__(self) -> None:
-        sizes = len(self.inputs), len(self.labels), len(self.included)
+        sizes = count(self.inputs), len(self.labels), len(self.included)
         if len(set(sizes)) > 1 or not sizes[0]:
             raise ValueError(f"there are {sizes[0]} canaries, {sizes[1]} labels and {sizes[2]} coins; one each")
 
@@ -55,17 +56,17 @@ class Canaries:
         return len(self.labels)
 
     @property
-    def inside(self) -> tuple[Tensor, Tensor]:
+    def inside(self) -> tuple[Inputs, Tensor]:
         """Those that were trained on, with their labels."""
         return self._at(self.included)
 
     @property
-    def outside(self) -> tuple[Tensor, Tensor]:
+    def outside(self) -> tuple[Inputs, Tensor]:
         return self._at(~self.included)
 
-    def _at(self, which: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+    def _at(self, which: NDArray[np.bool_]) -> tuple[Inputs, Tensor]:
         at = torch.from_numpy(np.flatnonzero(which))
-        return self.inputs[at], self.labels[at]
+        return take(self.inputs, at), self.labels[at]
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def plant_canaries(
     inputs, labels = gather(dataset)
     if not isinstance(inputs, Tensor) or labels is None:
         raise TypeError("canaries are planted among pairs of a tensor and a label; the dataset has others")
-    contents = [row.contiguous().numpy().tobytes() for row in inputs]
+    contents = _contents(inputs)
     ordinary: Dataset[Any] = dataset if isinstance(dataset, Dataset) else TensorDataset(inputs, labels)
     if kind == MISLABELLED:
         keep, taken = chosen(contents, number)
@@ -109,10 +110,10 @@ def plant_canaries(
         called = [] if given is None else given.tolist()
         kind = OWN
     if kind != MISLABELLED:
-        refuse_unfit(planted, called, contents, classes)
-    coins = tossed((row.contiguous().numpy().tobytes() for row in planted), key)
+        refuse_unfit(_contents(planted), called, contents, classes)
+    coins = tossed(_contents(planted), key)
     canaries = Canaries(kind, planted, torch.tensor(called, dtype=torch.int64), coins)
-    inside: Dataset[Any] = TensorDataset(*canaries.inside)
+    inside: Dataset[Any] = TensorDataset(*canaries.inside)  # type: ignore[arg-type]
     return Planted(ConcatDataset([ordinary, inside]), ordinary, canaries)
 
 
@@ -148,19 +149,25 @@ def tossed(contents: Iterable[bytes], key: bytes) -> NDArray[np.bool_]:
 
 def noise_like(example: Tensor, number: int, key: bytes) -> Tensor:
     """Random inputs of an example's shape: bytes of all values, or normal numbers."""
-    shape, generator = (number, *example.shape), _generator(key, "noise")
+    shape, generator = (number, *example.shape), generator_for(key, "noise")
     if example.dtype == torch.uint8:
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     return torch.randn(shape, dtype=example.dtype, generator=generator)
 
 
 def noise_labels(number: int, classes: int, key: bytes) -> list[int]:
-    return torch.randint(0, classes, (number,), generator=_generator(key, "labels")).tolist()
+    return torch.randint(0, classes, (number,), generator=generator_for(key, "labels")).tolist()
 
 
-def refuse_unfit(inputs: Any, labels: Sequence[int], contents: Sequence[bytes], classes: int) -> None:
-    """Refuse canaries, not of the data, that are too few, alike, among the data, or of no class of the model."""
-    planted = [row.contiguous().numpy().tobytes() for row in inputs] if isinstance(inputs, Tensor) else []
+def _contents(inputs: Any) -> list[bytes]:
+    return [row.contiguous().numpy().tobytes() for row in inputs] if isinstance(inputs, Tensor) else []
+
+
+def refuse_unfit(planted: Sequence[bytes], labels: Sequence[int], contents: Sequence[bytes], classes: int) -> None:
+    """Refuse canaries, not of the data, that are too few, alike, among the data, or of no class of the model.
+
+    `planted` are their contents, `contents` those of the data.
+    """
     size, copies, shared = len(planted), len(planted) - len(set(planted)), len(set(planted) & set(contents))
     _refuse_number(size, len(contents))
     if len(labels) != size:
@@ -190,6 +197,6 @@ def _rough(chance: float) -> float:
     return round(chance / unit) * unit
 
 
-def _generator(key: bytes, purpose: str) -> torch.Generator:
+def generator_for(key: bytes, purpose: str) -> torch.Generator:
     digest = hashlib.blake2b(purpose.encode(), digest_size=8, key=key).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

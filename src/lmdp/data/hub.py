@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lmdp.data.decode import Picture, decode
 from lmdp.data.images import MAX_CLASSES, Images, Inferred, Source
 from lmdp.data.request import Request
 from lmdp.data.splits import at_most
+from lmdp.data.tables import text_source
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid")
 INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool"}
@@ -24,6 +26,9 @@ def read_hub(request: Request) -> Source:
     test = next((splits[name] for name in TEST if name in splits), None)
     if train is None:
         raise ValueError(f"{request.spec} has no split named train; it has {', '.join(splits)}")
+    text = _text_column(train.features, request)
+    if text is not None:
+        return _texts(train, test, text, request)
     image, label = _columns(train.features, request)
     classes, inferred = _classes([part for part in (train, test) if part is not None], label, request)
     if request.limit is not None and request.limit < len(train):
@@ -53,6 +58,34 @@ def _load(request: Request) -> Any:
         raise ValueError(f"{request.spec} could not be loaded: {reason}") from error
 
 
+def _text_column(features: Any, request: Request) -> str | None:
+    """The column of texts that the option names, or the only one where there are no images."""
+    import datasets
+
+    texts = [name for name, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string")]
+    pictures = any(isinstance(kind, datasets.Image) for kind in features.values())
+    if "text" in request.options or (texts and not pictures and "image" not in request.options):
+        return _one("text", texts, features, request)
+    return None
+
+
+def _texts(train: Any, test: Any, text: str, request: Request) -> Source:
+    kinds = train.features
+    labels = [name for name, kind in kinds.items() if name != text and hasattr(kind, "names")]
+    labels = labels or [name for name, kind in kinds.items() if name != text and kind.dtype in INTEGERS]
+    label = _one("label", labels, kinds, request)
+    names = getattr(kinds[label], "names", None)
+    rows = [[(str(t), _named(y, names)) for t, y in zip(part[text], part[label])] for part in (train, test) if part]
+    local = Path(request.path).expanduser().exists() and request.classes is None
+    asked = request if names is None else replace(request, classes=request.classes or tuple(names))
+    source = text_source(asked, rows[0], rows[1] if len(rows) > 1 else None)
+    return replace(source, inferred=(seen_names(tuple(names)),)) if names is not None and local else source
+
+
+def _named(label: Any, names: list[str] | None) -> int | str:
+    return int(label) if names is None else names[int(label)]
+
+
 def _columns(features: Any, request: Request) -> tuple[str, str]:
     """The image column and the label column, by their types, or as the options name them."""
     import datasets
@@ -65,7 +98,7 @@ def _columns(features: Any, request: Request) -> tuple[str, str]:
 
 def _one(what: str, candidates: list[str], features: Any, request: Request) -> str:
     chosen = request.options.get(what)
-    if chosen is not None and chosen not in candidates and (what == "image" or chosen not in features):
+    if chosen is not None and chosen not in candidates and (what in ("image", "text") or chosen not in features):
         raise ValueError(f"{request.spec} has no {what} column {chosen!r}; it has {', '.join(candidates) or 'none'}")
     if chosen is None and len(candidates) != 1:
         raise ValueError(

@@ -5,7 +5,6 @@ Standardised by public constants only, never by statistics of the data: those wo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lmdp.data.examples import Examples, digests_of
 from lmdp.data.splits import non_member_chance, non_members, places, smallest
+from lmdp.data.tokens import Tokenizer
 
 MAX_CLASSES = 100_000  # where only labels say how many there are
 
@@ -82,13 +83,13 @@ class Images(Dataset[tuple[Tensor, int]]):
         """The values of each example, without its label: copies of an image are one content, whatever it is called."""
         return (row.numpy().tobytes() for row in self.pixels.contiguous())
 
+    def relabelled(self, labels: Sequence[int]) -> Images:
+        """The same images with other labels."""
+        return Images(self.pixels, self.labels.new_tensor(labels))
+
     def digests(self, key: bytes) -> list[str]:
         """Of each example with its label. Without the key nobody can tell whether an example is among them."""
-        pairs = zip(self.contents(), self.labels.tolist(), strict=True)
-        return [
-            hashlib.blake2b(f"{label} ".encode() + content, digest_size=16, key=key).hexdigest()
-            for content, label in pairs
-        ]
+        return digests_of(self, key)
 
     def take_random(self, n: int, seed: int = 0) -> Images:
         """`n` of the examples, which their contents choose; the same seed always finds the same ones."""
@@ -120,28 +121,29 @@ class Inferred:
 
 @dataclass(frozen=True)
 class Source:
-    """What a SPEC stands for: training images, test images where the source has them, and the names of the labels.
+    """What a SPEC stands for: training examples, test examples where the source has them, and the names of the labels.
 
-    `held_out` are examples of the same pool as the training images that are kept out of training, for audits.
+    `held_out` are examples of the same pool as the training examples that are kept out of training, for audits.
     `inferred` are those public facts that nobody has declared; `by_position` says of a split that one example moves
-    half of it.
+    half of it. `tokenizer` is how texts became numbers.
     """
 
     spec: str
-    train: Images
-    test: Images | None
+    train: Examples
+    test: Examples | None
     classes: tuple[str, ...]
     inferred: tuple[Inferred, ...] = ()
     by_position: bool = False
-    held_out: Images | None = None
+    held_out: Examples | None = None
+    tokenizer: Tokenizer | None = None
 
     @property
-    def pool(self) -> Images:
+    def pool(self) -> Examples:
         """All private examples, whichever part they are in."""
         return self.train if self.held_out is None else self.train.joined(self.held_out)
 
     def keeping_out(self, share: float) -> Source:
-        """The same, with about this share of the training images kept out, or fewer (`splits.non_member_chance`)."""
+        """The same, with about this share of the training examples kept out, or fewer (`splits.non_member_chance`)."""
         chance = non_member_chance(share, len(self.train))
         keep, hold = non_members(self.train.contents(), chance) if chance else ([], [])
         if not hold:
@@ -154,10 +156,10 @@ class Source:
 
     def __post_init__(self) -> None:
         if not len(self.train):
-            raise ValueError(f"{self.spec} has no training images; it needs at least 1")
+            raise ValueError(f"{self.spec} has no training examples; it needs at least 1")
         if self.test is not None and self.test.shape != self.train.shape:
             raise ValueError(
-                f"{self.spec} has training images of shape {self.train.shape} and test images of shape "
+                f"{self.spec} has training examples of shape {self.train.shape} and test examples of shape "
                 f"{self.test.shape}; they must be equal. Add ?size= and ?channels= to make them so."
             )
         for part in (self.train, self.test):

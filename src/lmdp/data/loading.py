@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdp.data.classes import agreed
+from lmdp.data.examples import Examples
 from lmdp.data.images import Images, Source
 from lmdp.data.preprocess import fit
 from lmdp.data.readers import READERS
@@ -23,15 +24,29 @@ def load(
     splits: str = "content",
     cache: Path | None = None,
     say: Say | None = None,
+    tokenizer: str | None = None,
+    length: int | None = None,
 ) -> Source:
     """What `spec` names, as size×size images with `channels` channels where these are given.
+
+    Texts become `length` numbers each, by `tokenizer`: words, bytes, or the folder of one of transformers.
 
     `classes` declares how many classes there are, or their names; what is not declared and no public fact is read off
     the examples, and the source says so (`inferred`). `splits="position"` chooses parts as earlier versions did.
     Official files are kept in `cache`, else in $LMDP_DATA, else in the user's cache folder. `say` is told of progress.
     Whatever is wrong with a SPEC or a file comes as ValueError or OSError, in one line that names it.
     """
-    request = parse(spec, size=size, channels=channels, classes=classes, splits=splits, cache=cache, say=say)
+    request = parse(
+        spec,
+        size=size,
+        channels=channels,
+        classes=classes,
+        splits=splits,
+        cache=cache,
+        say=say,
+        tokenizer=tokenizer,
+        length=length,
+    )
     source = READERS[request.kind].read(request)
     train, test = source.train, source.test
     chosen = source.by_position
@@ -50,11 +65,11 @@ def load(
     )
 
 
-def _half(images: Images, request: Request) -> Images:
+def _half(examples: Examples, request: Request) -> Examples:
     """One of two disjoint halves."""
-    both = halves(images.contents(), images.labels.tolist(), request.splits)
-    return images.take(both[(request.half or 1) - 1])
+    both = halves(examples.contents(), examples.labels.tolist(), request.splits)
+    return examples.take(both[(request.half or 1) - 1])
 
 
-def _fitted(images: Images, request: Request) -> Images:
-    return fit(images, size=request.size, channels=request.channels)
+def _fitted(examples: Examples, request: Request) -> Examples:
+    return fit(examples, size=request.size, channels=request.channels) if isinstance(examples, Images) else examples

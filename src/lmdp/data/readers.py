@@ -83,11 +83,27 @@ READERS: dict[str, Reader] = {
             options=("landmarks", "classes"),
         ),
         Reader(
+            "jsonl",
+            "texts: an object with a text and a label in every line; .gz too",
+            _by("tables", "read_jsonl"),
+            path="PATH",
+            options=("text", "label", "test"),
+        ),
+        Reader(
+            "csv",
+            "texts: a table with a line of column names; .gz too",
+            _by("tables", "read_csv"),
+            path="PATH",
+            options=("text", "label", "test"),
+        ),
+        Reader("scipy-docs", "texts: documentation that installs with scipy", _by("docstrings", "read_docs")),
+        Reader("sklearn-docs", "texts: documentation that installs with scikit-learn", _by("docstrings", "read_docs")),
+        Reader(
             "hf",
             "a Hugging Face dataset, by name or local path; needs lmdp[hf]",
             _by("hub", "read_hub"),
             path="NAME",
-            options=("config", "image", "label"),
+            options=("config", "image", "text", "label"),
         ),
     )
 }

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from lmdp.data.readers import GENERAL, READERS
 
 MAX_SIZE = 4096
-PATHS = ("landmarks",)
+PATHS = ("landmarks", "test")
 """Options whose value is a path."""
+_ENDINGS = {".npz": "npz", ".jsonl": "jsonl", ".csv": "csv"}
 
 Say = Callable[[str], None]
 
@@ -22,7 +23,8 @@ Say = Callable[[str], None]
 class Request:
     """What is to be loaded, how it should look, and where files are kept.
 
-    `classes` are those that somebody has declared, by number or by name; `splits` is how examples are chosen.
+    `classes` are those that somebody has declared, by number or by name; `splits` is how examples are chosen;
+    `tokenizer` and `length` are how texts become numbers.
     """
 
     spec: str
@@ -37,6 +39,8 @@ class Request:
     splits: str
     cache: Path | None
     say: Say
+    tokenizer: str | None = None
+    length: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -56,6 +60,8 @@ def parse(
     splits: str = "content",
     cache: Path | None = None,
     say: Say | None = None,
+    tokenizer: str | None = None,
+    length: int | None = None,
 ) -> Request:
     """Everything that can be wrong with a SPEC is found here, before any file is touched."""
     name, _, query = spec.partition("?")
@@ -74,7 +80,7 @@ def parse(
     if splits not in ("content", "position"):
         raise ValueError(f"splits is {splits!r}; it must be 'content' or 'position'")
     say = say or (lambda _: None)
-    return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say)
+    return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say, tokenizer, length)
 
 
 def anchored(spec: str, folder: Path | None = None) -> str:
@@ -121,8 +127,9 @@ def _check_kind(name: str, kind: str, colon: bool, path: str) -> None:
 def _guess(name: str, kind: str) -> str:
     if Path(name).is_dir():
         return f"did you mean 'folder:{name}'? "
-    if name.endswith(".npz"):
-        return f"did you mean 'npz:{name}'? "
+    for ending, known_as in _ENDINGS.items():
+        if name.endswith((ending, f"{ending}.gz")):
+            return f"did you mean '{known_as}:{name}'? "
     near = difflib.get_close_matches(kind.lower(), READERS, n=1)
     return f"did you mean {near[0]!r}? " if near else ""
 

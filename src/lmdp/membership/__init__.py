@@ -2,6 +2,7 @@
 
 examples          members and non-members: in content order, balanced, checked for overlap
 representations   every layer's representation of every example, in one streaming pass
+served            what a service would give out of a layer
 compaction        from what a layer gives out to a row of bounded width
 evidence          what an adversary is shown of each example, and what it gives back
 attacks/          one table of attack families

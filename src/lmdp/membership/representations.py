@@ -87,14 +87,14 @@ def record(
     spill = len(taps) * size * (1 + len(alters)) * width * 4 > memory_limit
     folder = Path(tempfile.mkdtemp(prefix="lmdp-")) if spill else None
     caught: dict[str, Any] = {}
-    with evaluation(model), torch.no_grad(), _listening(taps, caught):
+    with evaluation(model), torch.no_grad(), listening(taps, caught):
         step = _batch_size(model, taps, take(inputs, slice(1 if size == 2 else 2)), caught)
         for start in range(0, size, step):
             plain = take(inputs, slice(start, start + step))
             for copy, batch in enumerate([plain, *(alter(plain) for alter in alters)]):
                 result = main_tensor(run(model, batch))
                 for name, tap in taps.items():
-                    tensor = _rows_of(name, caught.pop(name, None), count(batch))
+                    tensor = rows_of(name, caught.pop(name, None), count(batch))
                     tensor = pooled(tensor, tap.module, batch, pooling, name, in_decoder=tap.in_decoder)
                     rows = compact(tensor, tap.module, width, f"{seed}:{name}", pool=pool).numpy()
                     if name not in kept:
@@ -128,11 +128,11 @@ def _batch_size(model: nn.Module, taps: dict[str, Tap], few: Inputs, caught: dic
         for handle in handles:
             handle.remove()
     for name in taps:
-        _rows_of(name, caught.pop(name, None), count(few))
+        rows_of(name, caught.pop(name, None), count(few))
     return min(BATCH, max(FEWEST, NEAR // largest[0])) if device_of(model).type == "cpu" else BATCH
 
 
-def _rows_of(name: str, output: Any, size: int) -> Tensor:
+def rows_of(name: str, output: Any, size: int) -> Tensor:
     """What a layer gave out. It speaks of members only if it has a row for each example of a batch."""
     tensor = main_tensor(output)
     if tensor is None or not tensor.dim() or len(tensor) != size:
@@ -182,7 +182,7 @@ def only(name: str, model: nn.Module, layers: Layers) -> Layers:
 
 
 @contextmanager
-def _listening(taps: dict[str, Tap], caught: dict[str, Any]) -> Iterator[None]:
+def listening(taps: dict[str, Tap], caught: dict[str, Any]) -> Iterator[None]:
     def keep(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             caught[name] = output

@@ -1,4 +1,4 @@
-"""The four models of the paper, with GroupNorm wherever a norm is used, and two small ones with tanh.
+"""The four models of the paper, with GroupNorm wherever a norm is used, two small ones with tanh, and one for texts.
 
 For any input size and number of classes.
 
@@ -7,12 +7,16 @@ parts      what there is a choice of: the activation, and the kind of convolutio
 cnn        the shallow and the deep convolutional network, S-CNN and D-CNN, and a deep one with linear layers
 resnet     ResNet-18
 vgg        VGG-16
+encoder    a small transformer for texts
+hub        models of transformers and timm, and adapters of peft
 running    build a model from a seed, run it where it lives, count what it gets right
 """
 
 from lmdp.models.cnn import DCNN, SCNN, DeepCNN
+from lmdp.models.encoder import TinyEncoder
+from lmdp.models.hub import TASKS, Embedder, encoder_of, merged
 from lmdp.models.parts import ACTIVATIONS, Parts
-from lmdp.models.registry import MODELS, build, check_name
+from lmdp.models.registry import MODELS, TEXT_MODELS, build, check_name
 from lmdp.models.resnet import ResNet18
 from lmdp.models.running import Inputs, accuracy, device_of, evaluation, fresh, main_tensor, run, scores_of
 from lmdp.models.vgg import VGG16
@@ -22,18 +26,24 @@ __all__ = [
     "DCNN",
     "MODELS",
     "SCNN",
+    "TASKS",
+    "TEXT_MODELS",
     "VGG16",
     "DeepCNN",
+    "Embedder",
     "Inputs",
     "Parts",
     "ResNet18",
+    "TinyEncoder",
     "accuracy",
     "build",
     "check_name",
     "device_of",
+    "encoder_of",
     "evaluation",
     "fresh",
     "main_tensor",
+    "merged",
     "run",
     "scores_of",
 ]

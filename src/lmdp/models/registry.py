@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from lmdp.models.cnn import DCNN, SCNN, DeepCNN
+from lmdp.models.encoder import TinyEncoder
+from lmdp.models.hub import CLASSIFY, PREFIXES, Wanted, check_there, from_library
 from lmdp.models.parts import Parts
 from lmdp.models.resnet import ResNet18
 from lmdp.models.vgg import VGG16
@@ -56,25 +58,47 @@ MODELS: dict[str, Builder] = {
     "tanh-cnn": _s_cnn,
     "tanh-cnn-deep": _deep_cnn,
 }
+TEXT_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"tiny-encoder": TinyEncoder}
+"""Of texts: by the number of words that there are, and of classes."""
 WITH_TANH = ("tanh-cnn", "tanh-cnn-deep")
 """Models whose activation is tanh unless another is asked for."""
 
 
 def build(
-    name: str, shape: Shape, classes: int, *, activation: str | None = None, standardised: bool = False
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    activation: str | None = None,
+    standardised: bool = False,
+    vocabulary: int | None = None,
+    task: str = CLASSIFY,
+    lora: int | None = None,
 ) -> nn.Module:
-    """An untrained model for examples of this shape.
+    """An untrained model for examples of this shape; of texts, which have `vocabulary` words.
 
-    `name` is one of `MODELS`, or `module:factory`: a callable of your own, found from the current folder. It is given
-    those of `shape`, `channels`, `size`, `classes` that it has parameters for. `activation` (the model's own unless
-    given) and `standardised` filters are for `MODELS`, and for a factory that has parameters of these names.
+    `name` is one of `MODELS` or `TEXT_MODELS`, hf:FOLDER, hf-config:FILE or timm:NAME, or `module:factory`: a callable
+    of your own, found from the current folder. It is given those of `shape`, `channels`, `size`, `classes`,
+    `vocabulary` that it has parameters for. `activation` (the model's own unless given) and `standardised` filters are
+    for `MODELS`, and for a factory that has parameters of these names; `task` and `lora` are for hf: and hf-config:.
     """
     if classes < 1:
         raise ValueError(f"classes is {classes}; a model needs at least 1 class")
     check_name(name)
+    chosen = ({"activation": activation} if activation else {}) | ({"standardised": True} if standardised else {})
+    adapted = {"task": task != CLASSIFY, "lora": lora is not None}
+    if name.startswith(PREFIXES) or name in TEXT_MODELS:
+        _refuse_options(name, chosen)
+    if not name.startswith(PREFIXES[:2]):
+        _refuse_options(name, {key: value for key, value in (("task", task), ("lora", lora)) if adapted[key]})
+    if name.startswith(PREFIXES):
+        return from_library(name, Wanted(shape, classes, vocabulary, task, lora))
     if ":" in name:
-        chosen = {"activation": activation} if activation else {}
-        return _from_factory(name, shape, classes, chosen | ({"standardised": True} if standardised else {}))
+        return _from_factory(name, shape, classes, chosen, vocabulary)
+    if name in TEXT_MODELS:
+        if vocabulary is None:
+            raise ValueError(f"model {name!r} takes texts; the examples have shape {shape}. Choose data of texts.")
+        return TEXT_MODELS[name](vocabulary, classes)
     if len(shape) != 3:
         raise ValueError(f"model {name!r} takes images (channels, height, width); the examples have shape {shape}")
     # Channels last in memory: faster. A user's own model may rely on the usual layout, in view() for example.
@@ -84,12 +108,23 @@ def build(
 
 def check_name(name: str) -> None:
     """Refuse a name that nothing can be built by, before any data are read; the module of a factory is imported."""
-    if ":" in name:
+    if name.startswith(PREFIXES):
+        check_there(name)
+    elif ":" in name:
         _factory(name)
-    elif name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1)
+    elif name not in MODELS and name not in TEXT_MODELS:
+        every = [*MODELS, *TEXT_MODELS]
+        near = difflib.get_close_matches(name, every, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}, or module:factory.{hint}")
+        raise ValueError(
+            f"model is {name!r}; it must be one of {', '.join(every)}, hf:FOLDER, hf-config:FILE, timm:NAME, or "
+            f"module:factory.{hint}"
+        )
+
+
+def _refuse_options(name: str, options: Mapping[str, object]) -> None:
+    for key, value in options.items():
+        raise ValueError(f"{key} is {value!r}, which is not for model {name!r}; leave it out")
 
 
 def _factory(name: str) -> Callable[..., object]:
@@ -100,9 +135,12 @@ def _factory(name: str) -> Callable[..., object]:
     return factory
 
 
-def _from_factory(name: str, shape: Shape, classes: int, chosen: Mapping[str, object]) -> nn.Module:
+def _from_factory(
+    name: str, shape: Shape, classes: int, chosen: Mapping[str, object], vocabulary: int | None
+) -> nn.Module:
     factory = _factory(name)
-    offered = {"shape": shape, "channels": shape[0], "size": shape[-1], "classes": classes}
+    offered: dict[str, object] = {"shape": shape, "channels": shape[0], "size": shape[-1], "classes": classes}
+    offered |= {} if vocabulary is None else {"vocabulary": vocabulary}
     parameters = _parameters(factory)
     if untaken := [key for key in chosen if key not in parameters]:
         raise ValueError(

@@ -26,7 +26,7 @@ WATCHED = {
     "ledger": ["lmdp.accounting:Ledger.check_next", "lmdp.accounting:Ledger.record_step"],
     "epsilon": ["lmdp.accounting:Ledger.epsilon"],
     "logging": ["lmdp.app.training:Clock.draw", "lmdp.app.training:_row", "lmdp.app.training:_publish"],
-    "evaluation": ["lmdp.app.training:test_accuracy"],
+    "evaluation": ["lmdp.app.network:test_accuracy"],
 }
 """Parts of a training, and where they happen."""
 

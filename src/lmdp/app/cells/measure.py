@@ -23,6 +23,7 @@ from lmdp.app.canaries import Planting, plant
 from lmdp.app.cells.cell import ALIKE, RISK, STEP, Cell
 from lmdp.app.cells.sources import Sources
 from lmdp.app.config import Config
+from lmdp.app.network import fresh_model, test_accuracy
 from lmdp.app.progress import Show
 from lmdp.app.runs import RunFolder
 from lmdp.audit.model import audit
@@ -70,7 +71,7 @@ def _train(cell: Cell, sources: Sources, rates: Mapping[str, float] | None) -> R
     source = _source(config)
     planting = plant(config, source, [RunFolder(NOWHERE)], show.say)
     planted = source if planting is None else planting.source
-    model = pipeline.fresh_model(config, source)
+    model = fresh_model(config, source)
     public = pipeline.public_examples(config, source, show)
     risk = cast(Any, None if rates is None or cell.rates == ALIKE else Rates(rates))
     job = training.prepare(config, model, planted.train, risk=risk, public=public, diagnostics=True)
@@ -108,7 +109,7 @@ def _followed(job: training.Job, source: Source) -> list[tuple[float, float]]:
 
     def look(step: int) -> None:
         if step in due:
-            curve.append((float(step), training.test_accuracy(job.model, inputs, labels)))
+            curve.append((float(step), test_accuracy(job.model, inputs, labels)))
 
     with torch.random.fork_rng(devices=[]):
         training.run_through(job, look)

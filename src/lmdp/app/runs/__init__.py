@@ -2,24 +2,33 @@
 
 folder       a run folder: claimed by one process, checked, published to, continued from
 checkpoint   checkpoints and models as safetensors
+card         how the model of a run is used, without its data
 members      which examples a run was trained on, as keyed digests
 canaries     which canaries were in its training, as keyed digests
 files        files that appear whole or not at all
 """
 
 from lmdp.app.runs.canaries import Coins
-from lmdp.app.runs.checkpoint import Checkpoint, load_model, save_model, spent_for
+from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card
+from lmdp.app.runs.checkpoint import Checkpoint, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
 from lmdp.app.runs.folder import RunFolder
 from lmdp.app.runs.members import Changes, Members
 
 __all__ = [
+    "IMAGES",
+    "NETWORK",
+    "NUMBERS",
+    "TEXTS",
+    "TOKENIZER",
+    "Card",
     "Changes",
     "Checkpoint",
     "Coins",
     "Members",
     "RunFolder",
     "load_model",
+    "read_weights",
     "save_model",
     "spent_for",
     "write",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lmdp.app.runs.files import write
 from lmdp.app.runs.folder import RunFolder
-from lmdp.data import Images
+from lmdp.data import Examples
 
 FILE = "private/canaries.txt"
 FIRST_LINE = (
@@ -26,7 +26,7 @@ class Coins:
     tossed: tuple[tuple[str, bool], ...]
 
     @classmethod
-    def of(cls, key: bytes, images: Images, included: Sequence[bool]) -> Coins:
+    def of(cls, key: bytes, images: Examples, included: Sequence[bool]) -> Coins:
         return cls(key, tuple(zip(images.digests(key), map(bool, included), strict=True)))
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,15 +145,25 @@ def spent_for(path: Path) -> tuple[Spending, ...]:
         raise ValueError(f"{path} is not a readable model ({error})") from None
 
 
-def load_model(path: Path, model: torch.nn.Module) -> None:
-    """Fill the model from a safetensors file of the same architecture; nothing in the file is executed."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Of a safetensors file, or one by `torch.save`, of which nothing is executed either."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        tensors = load(path.read_bytes())
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable model ({error})") from None
+        if path.suffix == ".safetensors":
+            return load(path.read_bytes())
+        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise ValueError("it is no mapping of names to tensors, as state_dict() gives it")
+        return dict(tensors)
+    except (SafetensorError, ValueError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"{path} is not a readable model ({' '.join(str(error).split())[:200]})") from None
+
+
+def load_model(path: Path, model: torch.nn.Module) -> None:
+    """Fill the model from a safetensors file of the same architecture; nothing in the file is executed."""
+    tensors = read_weights(path)
     mine = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if mine != theirs:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lmdp.app.runs.files import write
 from lmdp.app.runs.folder import RunFolder
-from lmdp.data import Images, Source
+from lmdp.data import Examples, Source
 
 FILE = "private/members.txt"
 FIRST_LINE = (
@@ -82,21 +82,21 @@ class Members:
         write(path, "\n".join([FIRST_LINE, f"key {self.key.hex()}", f"run {self.run}", *entries]) + "\n")
         path.chmod(0o600)
 
-    def train_changes(self, images: Images) -> Changes:
+    def train_changes(self, images: Examples) -> Changes:
         return _changes(self.train, images.digests(self.key))
 
-    def test_changes(self, images: Images | None) -> Changes:
+    def test_changes(self, images: Examples | None) -> Changes:
         return _changes(self.test, [] if images is None else images.digests(self.key))
 
-    def held_out_changes(self, images: Images | None) -> Changes:
+    def held_out_changes(self, images: Examples | None) -> Changes:
         return _changes(self.held_out, [] if images is None else images.digests(self.key))
 
-    def kept_out(self, images: Images) -> list[bool]:
+    def kept_out(self, images: Examples) -> list[bool]:
         """Of each of these examples, whether it is among those that were kept out of the training for audits."""
         held_out = set(self.held_out)
         return [digest in held_out for digest in images.digests(self.key)]
 
-    def trained_on(self, images: Images) -> list[bool]:
+    def trained_on(self, images: Examples) -> list[bool]:
         """Of each of these examples, whether it is among those of the training."""
         trained = set(self.train)
         return [digest in trained for digest in images.digests(self.key)]

@@ -1,0 +1,116 @@
+"""`lmdp embed`: what a layer of a run makes of data, in a file; and such a file audited.
+
+    embeddings [N, d]   labels [N]   part [N] (train or test, of the SPEC)   layer   pooling   run   digests [N]
+
+Who was trained on cannot be told from the file: digests are keyed, and the key is in the run folder's private part. An
+audit of the file looks there. With `--inputs` the file also holds the inputs, which make a control for that audit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmdp.app.network import laid_out
+from lmdp.app.runs import IMAGES, TEXTS, Members, RunFolder
+from lmdp.app.serving import load as load_run
+from lmdp.audit import AuditReport
+from lmdp.audit.model import audit
+from lmdp.data import load
+from lmdp.data.npz import read_arrays
+from lmdp.data.request import Say
+from lmdp.data.texts import IDS
+from lmdp.membership.served import embed
+
+ARRAYS = ("embeddings", "labels", "digests", "run", "inputs")
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What was written."""
+
+    layer: str
+    rows: int
+    width: int
+
+
+def embed_data(
+    run: Path, spec: str | None, out: Path, say: Say, *, layer: str | None, pooling: str, inputs: bool
+) -> Embedded:
+    """The representations that a layer of a run has of the examples of a SPEC (its own data unless given)."""
+    if out.suffix != ".npz" or out.exists():
+        raise ValueError(f"--out is {out}; it must be a new file that ends in .npz")
+    loaded = load_run(run)
+    card, config = loaded.preprocess.card, RunFolder(run).config() if RunFolder(run).has_run else None
+    spec = spec or (None if config is None else config.data)
+    if spec is None:
+        raise ValueError(f"{run} does not say which data it was trained on; name some: --data SPEC")
+    size, channels = (card.shape[-1], card.shape[0]) if card.kind == IMAGES else (None, None)
+    length = card.shape[0] if card.kind == TEXTS else None
+    classes = card.classes if config is None or config.classes is None else config.declared_classes
+    source = load(
+        spec,
+        size=size,
+        channels=channels,
+        classes=_declared(spec, config, classes),
+        tokenizer=card.tokenizer,
+        length=length,
+        say=say,
+    )
+    if source.train.shape != card.shape:
+        raise ValueError(f"examples of {spec} have shape {source.train.shape}; the model of {run} takes {card.shape}")
+    every = source.train if source.test is None else source.train.joined(source.test)
+    given, labels = every.tensors()
+    chosen = loaded.layer(layer)
+    rows = embed(loaded.model, laid_out(given, loaded.model), chosen, pooling=pooling)
+    members = Members.read(RunFolder(run))
+    arrays: dict[str, Any] = {
+        "embeddings": rows,
+        "labels": labels.numpy(),
+        "part": np.array(["train"] * len(source.train) + ["test"] * (len(every) - len(source.train))),
+        "layer": np.array(chosen),
+        "pooling": np.array(pooling),
+        "run": np.array(str(Path(run).absolute())),
+    }
+    if members is not None:
+        arrays["digests"] = np.array(every.digests(members.key))
+    if inputs:
+        arrays["inputs"] = (given if not isinstance(given, dict) else given[IDS]).numpy()  # type: ignore[union-attr]
+    with out.open("xb") as file:
+        np.savez(file, **arrays)
+    return Embedded(chosen, len(rows), rows.shape[1])
+
+
+def _declared(spec: str, config: Any, classes: Any) -> Any:
+    """The classes of the run are those of its own data; other data says itself which it has."""
+    return classes if config is not None and spec == config.data else None
+
+
+def is_of_a_run(path: Path) -> bool:
+    """Whether a file was written by `lmdp embed`."""
+    return {"embeddings", "run"} <= set(read_arrays(path, ("embeddings", "run")))
+
+
+def audit_embedded(path: Path, run: Path | None = None) -> AuditReport:
+    """Those that the run was trained on against the others, by the run's own digests."""
+    arrays = {name: array.copy() for name, array in read_arrays(path, ARRAYS).items()}
+    folder = RunFolder(run or str(arrays["run"]))
+    members = Members.read(folder) if folder.has_run else None
+    if members is None or "digests" not in arrays:
+        raise ValueError(
+            f"{path} holds embeddings by the run {folder.path}, which is not there or kept no digests of its examples: "
+            "nobody knows who was trained on. Name the folder with --run DIR, or write arrays member and nonmember."
+        )
+    if folder.config().canaries and folder.config().canary_kind == "mislabelled":
+        raise ValueError(
+            f"{folder.path} was trained with mislabelled canaries, which these embeddings cannot tell from others; "
+            f"audit the run itself: lmdp audit {folder.path}"
+        )
+    trained, labels = set(members.train), arrays["labels"]
+    inside = np.array([str(digest) in trained for digest in arrays["digests"].reshape(-1)])
+    both = [(arrays["embeddings"][side], labels[side]) for side in (inside, ~inside)]
+    inputs = [arrays["inputs"][side] for side in (inside, ~inside)] if "inputs" in arrays else None
+    return audit(None, *both, inputs=inputs)

@@ -1,0 +1,173 @@
+"""The model of a run: built, begun with given weights, frozen where asked, put on its device, and tried out."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmdp.app.config import HF, Config
+from lmdp.app.runs import read_weights
+from lmdp.data import Examples, Source, Texts
+from lmdp.layers import LayerMap
+from lmdp.models import Inputs, accuracy, build, evaluation, fresh, main_tensor, run
+
+EVALUATED_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Network:
+    """How the model of a run is made: by its configuration, for examples of this shape and so many classes."""
+
+    config: Config
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int | None = None
+
+    @classmethod
+    def of(cls, config: Config, source: Source) -> Network:
+        words = None if source.tokenizer is None else source.tokenizer.vocabulary
+        return cls(config, source.train.shape, len(source.classes), words)
+
+    def untrained(self) -> nn.Module:
+        """With the weights that training begins with; what is random in them comes from torch's generator."""
+        config = self.config
+        model = build(config.model, self.shape, self.classes, vocabulary=self.vocabulary, **config.model_options)
+        if config.init is not None:
+            _fill(model, weights_file(config.init))
+        if config.freeze is not None:
+            freeze(model, config.freeze)
+        return _placed(model, config.device)
+
+    def fresh(self) -> nn.Module:
+        """The same parameters for the same seed, whatever the method, so that methods compare fairly."""
+        return fresh(self.untrained, self.config.seed or 0)
+
+
+def fresh_model(config: Config, source: Source) -> nn.Module:
+    """Untrained, and tried out before anything long begins."""
+    model = Network.of(config, source).fresh()
+    LayerMap.of(model)  # refuses a model without trainable layers
+    _try_out(model, config.model, source)
+    return model
+
+
+def blank(like: Examples) -> Inputs:
+    """One made-up example of the same kind."""
+    if isinstance(like, Texts):
+        zeros = torch.zeros(1, *like.shape, dtype=torch.int64)
+        return Texts(zeros, torch.ones_like(zeros), torch.zeros(1, dtype=torch.int64)).tensors()[0]
+    return torch.zeros(1, *like.shape)
+
+
+def _try_out(model: nn.Module, name: str, source: Source) -> None:
+    """One made-up example, before anything is written: the model must give one score per class."""
+    shape = source.train.shape
+    try:
+        with evaluation(model), torch.no_grad():
+            output = run(model, laid_out(blank(source.train), model))
+    except Exception as error:
+        raise ValueError(f"model {name!r} does not take examples of shape {shape}: {error}") from error
+    scores = main_tensor(output)
+    if scores is None or scores.dim() != 2 or scores.shape[1] < len(source.classes):
+        given = tuple(scores.shape) if scores is not None else type(output).__name__
+        raise ValueError(f"model {name!r} gives {given} for 1 example; it must give (1, {len(source.classes)}) scores")
+
+
+def pooling_of(examples: Examples) -> str | None:
+    """What attacks keep of what a layer gives out: of texts, the mean over their words."""
+    return "mean" if isinstance(examples, Texts) else None
+
+
+def laid_out(inputs: Inputs, model: nn.Module) -> Inputs:
+    """Images in the memory format of the model: poolings and convolutions can be twice as fast with channels last."""
+    if not isinstance(inputs, Tensor) or inputs.dim() != 4:
+        return inputs
+    weights = (module.weight for module in model.modules() if isinstance(module, nn.Conv2d))
+    last = any(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in weights)
+    return inputs.contiguous(memory_format=torch.channels_last) if last else inputs
+
+
+def test_accuracy(model: nn.Module, inputs: Inputs, labels: Tensor) -> float:
+    parts = zip(_parts(inputs), labels.split(EVALUATED_AT_ONCE))
+    return accuracy(model, ((laid_out(x, model), y) for x, y in parts))
+
+
+def _parts(inputs: Inputs) -> list[Any]:
+    if isinstance(inputs, Tensor):
+        return list(inputs.split(EVALUATED_AT_ONCE))
+    columns = {name: rows.split(EVALUATED_AT_ONCE) for name, rows in inputs.items()}
+    return [dict(zip(columns, rows)) for rows in zip(*columns.values())]
+
+
+def shortened(config: Config) -> contextlib.AbstractContextManager[Any]:
+    """The precision of the forward pass, and with it of the backward pass."""
+    kind = torch.device(config.device).type
+    return torch.autocast(kind, torch.bfloat16) if config.precision == "bf16" else contextlib.nullcontext()
+
+
+def begun_with(config: Config) -> tuple[str, ...]:
+    """What a statement says of weights that were there before the run."""
+    named = [config.init] if config.init is not None else []
+    named += [config.model.removeprefix(HF)] if config.model.startswith(HF) else []
+    return tuple(
+        f"the model began with the weights of {name} (SHA-256 {_digest(weights_file(name))[:16]}): what they were "
+        "trained on is covered by this epsilon only as far as private trainings are known to have released them, and "
+        "is taken to be public otherwise"
+        for name in named
+    )
+
+
+def weights_file(name: str) -> Path:
+    """A file of weights, or the one in a folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        inside = [path / end for end in ("model.safetensors", "pytorch_model.bin")]
+        path = next((file for file in inside if file.is_file()), inside[0])
+    if not path.is_file():
+        raise ValueError(f"init is {name!r}, but {path} is not there; name a .safetensors file, or a folder with one")
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fill(model: nn.Module, path: Path) -> None:
+    """Those of the weights that fit by name and shape; the others stay as they are. Refused where none fit."""
+    mine, given = model.state_dict(), read_weights(path)
+    fitting = {name: tensor for name, tensor in given.items() if name in mine and mine[name].shape == tensor.shape}
+    if not fitting:
+        raise ValueError(
+            f"init is {path}, but none of its {len(given)} tensors fits the model by name and shape: it has "
+            f"{', '.join(list(given)[:3])}, the model {', '.join(list(mine)[:3])}"
+        )
+    model.load_state_dict(fitting, strict=False)
+
+
+def freeze(model: nn.Module, patterns: str) -> None:
+    """Parameters whose names match one of the patterns are not trained."""
+    parameters = dict(model.named_parameters())
+    for pattern in (pattern.strip() for pattern in patterns.split(",")):
+        names = fnmatch.filter(parameters, pattern)
+        if not names:
+            raise ValueError(
+                f"freeze is {pattern!r}, which matches none of {len(parameters)} parameters such as "
+                f"{', '.join(list(parameters)[:3])}"
+            )
+        for name in names:
+            parameters[name].requires_grad = False
+
+
+def _placed(model: nn.Module, device: str) -> nn.Module:
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device is {device!r}, which cannot be used here: {' '.join(str(error).split())}") from error

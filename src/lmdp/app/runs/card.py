@@ -1,0 +1,63 @@
+"""How the model of a run is used: what it takes in, what its numbers mean, and which layers it has.
+
+    model.json    classes, inputs, layers, and how the model is built
+    network/      the configuration of a model of transformers
+    tokenizer/    of texts, one that was read from a folder
+
+Nothing in it is read off private examples but what the model shows in its shape. With it and `model.safetensors` a run
+is used without the data that it was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from lmdp.app.runs.files import write_json
+from lmdp.data.records import MAY_BE_MISSING, Count, Must, decoded, encoded, one_of, read_object
+
+FILE, NETWORK, TOKENIZER = "model.json", "network", "tokenizer"
+FORMAT = 1
+KINDS = IMAGES, NUMBERS, TEXTS = "images", "numbers", "texts"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a run keeps of its model besides the weights.
+
+    kind       what the inputs are: images (bytes), numbers (arrays as they are), or texts
+    shape      of one input
+    crop       of images: whether their largest central square is taken before they are resized
+    tokenizer  of texts: a built-in one by name, or the folder beside this file
+    options    what `lmdp.models.build` takes besides name, shape, classes and vocabulary
+    layers     names of the layers, grouped `by` module or block
+    """
+
+    format: int
+    model: str
+    kind: Annotated[str, one_of(*KINDS)]
+    shape: tuple[Count, ...]
+    classes: tuple[str, ...]
+    layers: tuple[str, ...]
+    by: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    crop: Annotated[bool, MAY_BE_MISSING] = False
+    tokenizer: str | None = None
+    vocabulary: Annotated[int, Must("a whole number of at least 1", lambda n: n > 0)] | None = None
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / FILE, encoded(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Card | None:
+        """None of a run by an earlier version, which kept none."""
+        path = folder / FILE
+        return decoded(cls, read_object(path, "a model card"), str(path), version=FORMAT) if path.exists() else None
+
+    def at(self, folder: Path) -> Card:
+        """The same, with what lies beside it named by where it lies now."""
+        model = f"hf-config:{folder / NETWORK / 'config.json'}" if (folder / NETWORK).is_dir() else self.model
+        tokenizer = str(folder / TOKENIZER) if self.tokenizer == TOKENIZER else self.tokenizer
+        return replace(self, model=model, tokenizer=tokenizer)

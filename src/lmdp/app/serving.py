@@ -1,0 +1,213 @@
+"""A finished run, used: loaded, asked for embeddings, exported. No private data is needed for any of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmdp.app.config import Config
+from lmdp.app.runs import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, RunFolder, load_model
+from lmdp.data import Images, Source, Texts
+from lmdp.data.decode import Picture, decode
+from lmdp.data.preprocess import fit
+from lmdp.data.records import read_object
+from lmdp.data.request import parse
+from lmdp.data.texts import IDS, MASK
+from lmdp.data.tokens import BUILT_IN, tokenizer_for
+from lmdp.layers import LayerMap
+from lmdp.membership.served import embed
+from lmdp.models import Inputs, build, encoder_of, fresh, merged
+from lmdp.private import PrivacyStatement
+
+PUBLISHED = ("model.json", "model.safetensors", "privacy.json")
+FORMS = SENTENCES, PLAIN = "sentence-transformers", "safetensors"
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Raw inputs → what the model takes in, as it was in training. All of it is public: nothing follows from data."""
+
+    card: Card
+
+    def __call__(self, raw: Any) -> Inputs:
+        """Of texts: a string or several. Of images: paths, bytes of files, images of Pillow, or arrays of bytes."""
+        return {TEXTS: self._texts, IMAGES: self._images, NUMBERS: self._numbers}[self.card.kind](raw)
+
+    def _texts(self, raw: str | Sequence[str]) -> Inputs:
+        texts = [raw] if isinstance(raw, str) else list(raw)
+        ids, mask = tokenizer_for(self.card.tokenizer or "").encode(texts, self.card.shape[0])
+        return {IDS: ids, MASK: mask}
+
+    def _images(self, raw: Any) -> Inputs:
+        channels, *size = self.card.shape
+        if isinstance(raw, Tensor | np.ndarray):
+            pixels = torch.as_tensor(raw)
+        else:
+            several = list(raw) if isinstance(raw, list | tuple) else [raw]
+            pictures = [Picture(f"image {i}", _file(one)) for i, one in enumerate(several)]
+            pixels = decode(pictures, size=size[0], channels=channels, crop=self.card.crop, say=lambda _: None)
+        if pixels.dtype != torch.uint8 or pixels.dim() != 4:
+            raise ValueError(
+                f"images are {pixels.dtype} of shape {tuple(pixels.shape)}; they must be bytes (uint8) [N, C, H, W]"
+            )
+        images = fit(Images(pixels, torch.zeros(len(pixels), dtype=torch.int64)), size=size[0], channels=channels)
+        return images.tensors()[0]
+
+    def _numbers(self, raw: Any) -> Inputs:
+        rows = torch.as_tensor(np.asarray(raw)).float()
+        if tuple(rows.shape[1:]) != self.card.shape:
+            raise ValueError(f"inputs have shape {tuple(rows.shape[1:])}; the model takes {self.card.shape}")
+        return rows
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A finished run: its model in evaluation mode, what it promises, what it takes in, what its scores and layers are.
+
+    `preprocess` brings raw inputs to what the model takes in; `embed` gives what a layer makes of them.
+    """
+
+    model: nn.Module = field(repr=False)
+    statement: PrivacyStatement = field(repr=False)
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    layers: tuple[str, ...]
+    by: str
+    path: Path
+
+    def embed(self, raw: Any, layer: str | None = None, *, pooling: str = "mean") -> NDArray[np.float32]:
+        """One vector for each raw input: of the layer before the last unless another is named."""
+        return embed(self.model, self.preprocess(raw), self.layer(layer), pooling=pooling)
+
+    def layer(self, name: str | None) -> str:
+        return name or self.layers[max(0, len(self.layers) - 2)]
+
+
+def load(path: str | Path) -> Loaded:
+    """The finished run in a folder, or what `lmdp export` made of one."""
+    folder = RunFolder(path)
+    if not folder.finished:
+        raise ValueError(f"{path} holds no finished run: it has no model.safetensors. Make one with lmdp train.")
+    card = (Card.read(folder.path) or _card_of_old(folder)).at(folder.path)
+    model = built(card)
+    load_model(folder / "model.safetensors", model)
+    statement = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
+    return Loaded(model.eval(), statement, Preprocess(card), card.classes, card.layers, card.by, folder.path)
+
+
+def built(card: Card) -> nn.Module:
+    options: dict[str, Any] = dict(card.options)
+    return fresh(lambda: build(card.model, card.shape, len(card.classes), vocabulary=card.vocabulary, **options), 0)
+
+
+def write_card(folder: RunFolder, config: Config, source: Source, model: nn.Module) -> None:
+    """Of a run that begins; one that goes on has it."""
+    if folder.has_run:
+        return
+    card, tokenizer = card_of(config, source, model), source.tokenizer
+    if card.kind == TEXTS and tokenizer is not None and card.tokenizer == TOKENIZER:
+        tokenizer.save(folder / TOKENIZER)
+    described: Any = getattr(encoder_of(model), "config", None)
+    if described is not None and hasattr(described, "save_pretrained"):
+        described.save_pretrained(str(folder / NETWORK))
+    card.save(folder.path)
+
+
+def card_of(config: Config, source: Source, model: nn.Module) -> Card:
+    examples, tokenizer = source.train, source.tokenizer
+    pixels = isinstance(examples, Images) and examples.pixels.dtype == torch.uint8
+    named = None if tokenizer is None else tokenizer.name if tokenizer.name in BUILT_IN else TOKENIZER
+    spec = parse(config.data)
+    return Card(
+        format=1,
+        model=config.model,
+        kind=TEXTS if isinstance(examples, Texts) else IMAGES if pixels else NUMBERS,
+        shape=examples.shape,
+        classes=source.classes,
+        layers=LayerMap.of(model, config.layers, frozen=True).names,
+        by=config.layers,
+        options={name: value for name, value in config.model_options.items() if value is not None},
+        crop=spec.options.get("crop") == "1" or spec.kind == "celeba",
+        tokenizer=named,
+        vocabulary=None if tokenizer is None else tokenizer.vocabulary,
+    )
+
+
+def _card_of_old(folder: RunFolder) -> Card:
+    """Of a run that kept none: its data must be read once more, to learn what the model takes in."""
+    from lmdp.app.network import fresh_model
+    from lmdp.app.pipeline import parted_data
+    from lmdp.app.progress import Show
+
+    config = folder.config()
+    source = parted_data(config, Show(quiet=True))
+    return card_of(config, source, fresh_model(config, source))
+
+
+def export(path: str | Path, to: Path, form: str | None = None) -> str:
+    """Write what may be published of a run into a new folder, in the form that others read; returns the form.
+
+    sentence-transformers: the encoder with its adapters merged in, and the mean over words. safetensors: the weights as
+    they are and how to use them, which `lmdp.load` reads. Neither holds private/, checkpoints or audits.
+    """
+    loaded = load(path)
+    encoder = encoder_of(loaded.model)
+    form = form or (PLAIN if encoder is None or loaded.preprocess.card.tokenizer in BUILT_IN else SENTENCES)
+    if form not in FORMS:
+        raise ValueError(f"the form is {form!r}; it must be one of {', '.join(FORMS)}")
+    if to.exists():
+        raise ValueError(f"{to} exists; choose another name, or remove it")
+    to.mkdir(parents=True)
+    if form == SENTENCES:
+        _sentence_transformer(loaded, encoder, to)
+    else:
+        for name in (NETWORK, TOKENIZER):
+            if (loaded.path / name).is_dir():
+                shutil.copytree(loaded.path / name, to / name)
+        loaded_card = Card.read(loaded.path) or loaded.preprocess.card
+        loaded_card.save(to)
+    for name in PUBLISHED:
+        if (form == PLAIN and name != "model.json") or name == "privacy.json":
+            shutil.copyfile(loaded.path / name, to / name)
+    return form
+
+
+def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -> None:
+    card = loaded.preprocess.card
+    if encoder is None or card.kind != TEXTS or card.tokenizer in BUILT_IN:
+        raise ValueError(
+            f"{loaded.path} is no model of transformers with its own tokenizer, which sentence-transformers needs; "
+            f"export it with --form {PLAIN}"
+        )
+    try:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    except ImportError as error:
+        raise ValueError(f"form {SENTENCES} needs the package: pip install 'lmdp[hf]'") from error
+    described: Any = merged(encoder)
+    parts = to / ".parts"
+    described.save_pretrained(str(parts))
+    tokenizer_for(card.tokenizer or "").save(parts)
+    words = Transformer(str(parts), max_seq_length=card.shape[0])
+    SentenceTransformer(modules=[words, Pooling(described.config.hidden_size)], device="cpu").save(str(to))
+    shutil.rmtree(parts)
+
+
+def _file(one: Any) -> Path | bytes:
+    if isinstance(one, bytes):
+        return one
+    if isinstance(one, str | Path):
+        return Path(one)
+    import io
+
+    raw = io.BytesIO()
+    one.save(raw, "PNG")  # an image of Pillow
+    return raw.getvalue()

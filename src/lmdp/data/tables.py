@@ -1,0 +1,172 @@
+"""`jsonl:PATH` and `csv:PATH`: a text and a label in every line. Files that end in .gz are read as they are.
+
+A file named by `test=` is the test part; without one, about one text in five is, by its own content. Which classes
+there are is declared (`classes`): labels are then numbers below their count, or their names.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from lmdp.data.classes import numbered, seen, seen_names
+from lmdp.data.images import MAX_CLASSES, Inferred, Source
+from lmdp.data.request import Request
+from lmdp.data.splits import hold_out
+from lmdp.data.texts import Texts
+from lmdp.data.tokens import check_length, tokenizer_for
+
+Row = tuple[str, int | str]
+LONGEST_FIELD = 2**24
+"""Characters of a field of a CSV file; the standard library stops at 131,072 otherwise."""
+
+
+def read_jsonl(request: Request) -> Source:
+    return _read(request, _json_rows)
+
+
+def read_csv(request: Request) -> Source:
+    return _read(request, _csv_rows)
+
+
+def text_source(request: Request, train: Sequence[Row], test: Sequence[Row] | None) -> Source:
+    """Rows of text and label as numbers for words and classes; `test` None: a part of the others is."""
+    if request.size is not None or request.channels is not None:
+        raise ValueError(f"{request.spec} holds texts; size and channels are for images, leave them out")
+    if request.tokenizer is None:
+        raise ValueError(
+            f"{request.spec} holds texts, and no tokenizer is given; add --tokenizer FOLDER (one of transformers), or "
+            "--tokenizer words or bytes, which need none"
+        )
+    tokenizer, length = tokenizer_for(request.tokenizer), check_length(request.length)
+    by_content = test is None
+    classes, inferred = _classes([label for _, label in [*train, *(test or ())]], request)
+    if test is None:
+        labels = [number_of(label, classes, request) for _, label in train]
+        keep, hold = hold_out((text.encode("utf-8", "replace") for text, _ in train), labels, request.splits)
+        train, test = [train[i] for i in keep], [train[i] for i in hold]
+    parts = []
+    for rows in (train, test):
+        ids, mask = tokenizer.encode([text for text, _ in rows], length)
+        labels = [number_of(label, classes, request) for _, label in rows]
+        parts.append(Texts(ids, mask, torch.tensor(labels, dtype=torch.int64)))
+    return Source(
+        request.spec,
+        parts[0],
+        parts[1] if len(parts[1]) else None,
+        classes,
+        inferred,
+        by_position=by_content,
+        tokenizer=tokenizer,
+    )
+
+
+def _read(request: Request, rows_of: Callable[[Path, Request], Iterator[Row]]) -> Source:
+    path = Path(request.path).expanduser()
+    test = request.options.get("test")
+    named = [path, *([Path(test).expanduser()] if test else [])]
+    for one in named:
+        if not one.is_file():
+            raise FileNotFoundError(f"{one} is not a file; {request.kind}:PATH needs one with a text in every line")
+    train = list(rows_of(path, request))
+    return text_source(request, train, list(rows_of(named[1], request)) if test else None)
+
+
+def _opened(path: Path) -> TextIO:
+    form: Any = {"encoding": "utf-8", "newline": ""}
+    return gzip.open(path, "rt", **form) if path.suffix == ".gz" else path.open(**form)  # type: ignore[no-any-return]
+
+
+def _json_rows(path: Path, request: Request) -> Iterator[Row]:
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _row(_object(line, f"{path} line {number}"), f"{path} line {number}", request)
+    except (UnicodeDecodeError, EOFError, OSError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _object(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON ({error}); write one object into every line") from None
+
+
+def _csv_rows(path: Path, request: Request) -> Iterator[Row]:
+    before = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        with _opened(path) as file:
+            reader = csv.DictReader(file, strict=True)
+            for fields in reader:
+                yield _row(fields, f"{path} line {reader.line_num}", request)
+    except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _row(fields: Any, where: str, request: Request) -> Row:
+    """The text and the label that the columns hold; a number written as text is a number."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where} is a {type(fields).__name__}; it must be an object with a text and a label")
+    text, label = (_field(fields, request.options.get(name, name), name, where) for name in ("text", "label"))
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: the text is {text!r}; it must be a string")
+    if isinstance(label, str) and label.isascii() and label.isdigit() and len(label) < 7:
+        label = int(label)
+    if not isinstance(label, int | str) or label == "":
+        raise ValueError(f"{where}: the label is {label!r}; it must be a whole number or a name")
+    return text, int(label) if isinstance(label, int) else label
+
+
+def _field(fields: dict[str, Any], column: str, what: str, where: str) -> Any:
+    if column not in fields:
+        names = ", ".join(str(name) for name in list(fields)[:20])
+        raise ValueError(
+            f"{where} has no column {column!r} for the {what}; it has {names}: name one with ?{what}=COLUMN"
+        )
+    return fields[column]
+
+
+def number_of(label: int | str, classes: tuple[str, ...], request: Request) -> int:
+    """The number of a label's class."""
+    if isinstance(label, str):
+        if label not in classes:
+            raise ValueError(
+                f"{request.spec} has label {label!r}, which is none of the classes {', '.join(classes[:20])}; correct "
+                "the label, or classes"
+            )
+        return classes.index(label)
+    if str(label) in classes:
+        return classes.index(str(label))
+    if not 0 <= label < len(classes):
+        raise ValueError(
+            f"{request.spec} has label {label}; with {len(classes)} classes labels must be 0 to {len(classes) - 1}"
+        )
+    return label
+
+
+def _classes(labels: Sequence[int | str], request: Request) -> tuple[tuple[str, ...], tuple[Inferred, ...]]:
+    """As declared; else the names that occur, or as many as the highest number needs, which is inferred."""
+    declared = request.classes
+    if isinstance(declared, tuple):
+        return declared, ()
+    names = tuple(sorted({label for label in labels if isinstance(label, str)}))
+    if names:
+        if any(isinstance(label, int) for label in labels):
+            raise ValueError(f"{request.spec} has labels that are numbers and labels that are names; use one kind")
+        return names, () if declared == len(names) else (seen_names(names),)
+    if declared is not None:
+        return numbered(declared), ()
+    count = 1 + max((int(label) for label in labels), default=0)
+    if count > MAX_CLASSES:
+        raise ValueError(f"{request.spec}: label {count - 1}; labels must be 0 to {MAX_CLASSES - 1}")
+    return numbered(count), (seen(count),)
