@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gradients": {"layers", "standardised"},
     "guards": {"gradients", "layers"},
     "opacus": {"accounting", "guards"},
+    "extending": {"data", "gradients", "layers", "membership", "methods"},
     "statement": {"accounting", "data", "guards", "methods"},  # data: its decoder
     "units": {"guards"},
     "private": {

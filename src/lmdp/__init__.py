@@ -78,7 +78,7 @@ _ROOM_OF = {
 
 def __getattr__(name: str) -> Any:
     """Rooms are opened when they are first asked for, so that `lmdp --help` need not wait for torch."""
-    if name in ("audit", "data", "integrations", "models", "report"):
+    if name in ("audit", "data", "extending", "integrations", "models", "opacus", "report"):
         return importlib.import_module(f"lmdp.{name}")
     if name in _ROOM_OF:
         return getattr(importlib.import_module(_ROOM_OF[name]), name)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -267,7 +267,9 @@ def source_for(
         "fixed": lambda: Fixed(risk),
         "batch": lambda: Batch(risk, base=base),
     }
-    at_work = makers[name]()
+    given, as_given = cast(Any, (SOURCES[name].measure, torch.as_tensor))
+    at_work = makers[name]() if given is None else Public(risk, base=as_given, measure=given, every=every)
+    at_work.name = name
     return at_work if method.reweighted else Unweighted(risk)
 
 

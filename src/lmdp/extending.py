@@ -1,0 +1,247 @@
+"""Your own pieces: one decorator or call for each table. What is added is known wherever the table is read.
+
+    method         how gradients of examples are bounded: norms [B, L] → scales [B, L]
+    weight_source  where the layer weights of `lm` come from: number of a measurement → one weight for each layer
+    rule           per-example gradients of a kind of module: a use → {parameter: [B, *shape]}
+    attack         numbers in which members may differ: evidence → [n, numbers]
+    reader         a kind of data that a SPEC can name: a request → a source
+
+A recipe is a TOML file of your own, and needs no call: `lmdp train --recipe mine.toml`.
+
+A piece is tried when it is added, as far as that is possible, and refused where it breaks its contract. An error inside
+it is raised as `YourPieceFailed`, with its name and where it stands. `removed` takes a piece out of its table again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lmdp.gradients import Capture
+from lmdp.gradients.contract import Example, Piece, Rule, Use
+from lmdp.gradients.plan import RULES
+from lmdp.gradients.rows import Rows, Stored
+from lmdp.layers import LayerMap
+from lmdp.membership.attacks import ATTACKS, Attack
+from lmdp.methods import METHODS, SOURCES, Method, WeightSource
+
+if TYPE_CHECKING:
+    from lmdp.data.images import Source
+    from lmdp.data.request import Request
+    from lmdp.membership.attacks.summary import Measure
+    from lmdp.membership.evidence import Array, Evidence
+
+Function = Callable[..., Any]
+EXACT = 1e-6
+"""Relative, in double precision: how far a rule may be from one example at a time."""
+SPREAD = 1e6
+"""Norms on which a method is tried differ by up to this factor, either way."""
+
+
+class YourPieceFailed(RuntimeError):
+    """An error inside a piece that was added, or a result that breaks its contract: not one of the library."""
+
+
+def method(name: str, *, label: str = "", sensitivity: Callable[[int], float] = lambda layers: 1.0) -> Function:
+    """Decorate (norms [B, L], C) → scales [B, L]. `sensitivity`: the bound for so many layers, in units of C.
+
+    Each example is scaled by itself, and what would pass the bound is scaled down to it: whatever the function gives,
+    the sensitivity holds.
+    """
+
+    def add(function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
+        called = _attributed("method", name, function)
+        bounded = functools.partial(_bounded, called, name, sensitivity)
+        for layers in (1, 5):
+            bounded(torch.rand(8, layers, dtype=torch.float64).mul_(SPREAD).add_(1 / SPREAD), 1.0)
+        _add(METHODS, name, Method(name, label or name, bounded, sensitivity), "method")
+        return function
+
+    return add
+
+
+def _bounded(called: Function, name: str, sensitivity: Callable[[int], float], norms: Tensor, clip: float) -> Tensor:
+    rows = [called(row[None], clip) for row in norms]
+    for row in rows:
+        if not isinstance(row, Tensor) or row.shape != (1, norms.shape[1]):
+            shape = tuple(row.shape) if isinstance(row, Tensor) else type(row).__name__
+            raise YourPieceFailed(f"your method {name!r} gave {shape} for norms of shape {(1, norms.shape[1])}")
+    scales = torch.cat([row.to(norms) for row in rows]) if rows else norms.clone()
+    scales = scales.where(torch.isfinite(scales) & (scales >= 0), scales.new_zeros(()))
+    most = sensitivity(norms.shape[1]) * clip
+    length = (scales * norms).norm(dim=1, keepdim=True)
+    within: Tensor = scales * (most * (1 - 1e-12) / length).clamp(max=1.0).where(length > 0, length.new_ones(()))
+    return within
+
+
+def weight_source(name: str, *, help: str = "") -> Function:
+    """Decorate: number of the measurement → weights of the layers, above 0. For method `lm`, with weights=NAME.
+
+    It is asked every `public_every` steps. Whether it reads private data is not known here: such runs are not
+    certified.
+    """
+
+    def add(function: Callable[[int], Sequence[float] | Tensor]) -> Callable[[int], Sequence[float] | Tensor]:
+        called = _attributed("weight source", name, function)
+
+        def measure(number: int) -> Tensor:
+            weights = torch.as_tensor(called(number), dtype=torch.float64)
+            if weights.dim() != 1 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+                raise YourPieceFailed(
+                    f"your weight source {name!r} gave {weights.tolist()}; it must be numbers above 0"
+                )
+            return weights
+
+        unknown = f"the layer weights come from {name!r}, of your own: whether it reads private data is not known here"
+        _add(SOURCES, name, WeightSource(name, help or name, refuted=unknown, measure=measure), "weight source")
+        METHODS["lm"] = replace(METHODS["lm"], sources=(*METHODS["lm"].sources, name))
+        return function
+
+    return add
+
+
+def rule(name: str, *kinds: type[nn.Module], examples: Sequence[Example]) -> Function:
+    """Decorate: a use of such a module → {parameter: gradients [B, *shape]}. Tried on `examples` at once."""
+
+    def add(function: Callable[[Use], Mapping[str, Tensor]]) -> Callable[[Use], Mapping[str, Tensor]]:
+        called = _attributed("rule", name, function)
+
+        def piece(use: Use) -> Piece:
+            gradients = called(use)
+            if set(gradients) != use.trainable:
+                wanted = ", ".join(sorted(use.trainable))
+                raise YourPieceFailed(f"your rule {name!r} gave {', '.join(sorted(gradients))}; it must give {wanted}")
+            return Stored({each: Rows.of(g.reshape(use.batch_size, -1)) for each, g in gradients.items()})
+
+        record = Rule(
+            name, kinds, piece, lambda _: ("formed", "by a rule of your own"), tuple(examples), is_plain=lambda _: True
+        )
+        _add(RULES, name, record, "rule")
+        RULES["generic"] = RULES.pop("generic")  # the one for any module comes last
+        try:
+            for example in examples:
+                _try_rule(name, example)
+        except BaseException:
+            del RULES[name]
+            raise
+        return function
+
+    return add
+
+
+def _try_rule(name: str, example: Example) -> None:
+    """Against one example at a time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = example.make().double()
+        limit = example.indices
+        x = torch.randint(0, limit, (4, *example.shape)) if limit else torch.randn(4, *example.shape).double()
+
+    def loss(batch: Tensor) -> Tensor:
+        flat = module(batch).reshape(len(batch), -1)
+        weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)
+        total: Tensor = (flat.square() * weights).sum()
+        return total
+
+    layers = LayerMap.of(module)
+    capture = Capture(module, layers)
+    try:
+        loss(x).backward()
+        norms = capture.take().squared_norms(layers).double()
+    finally:
+        capture.detach()
+    expected = torch.stack([_squared_norms(module, loss(x[i : i + 1]), layers) for i in range(len(x))])
+    worst = float(((norms.detach() - expected).abs() / expected.clamp(min=1e-12)).max())
+    if not worst <= EXACT:
+        raise YourPieceFailed(f"your rule {name!r} is not exact: squared norms differ by {worst:.1e} of the true ones")
+
+
+def _squared_norms(module: nn.Module, loss: Tensor, layers: LayerMap) -> Tensor:
+    names = [name for layer in layers for name in layer.parameters]
+    parameters = dict(module.named_parameters())
+    gradients = dict(zip(names, torch.autograd.grad(loss, [parameters[name] for name in names])))
+    return torch.stack([torch.stack([gradients[n].square().sum() for n in each.parameters]).sum() for each in layers])
+
+
+def attack(name: str, *, help: str = "", needs: Sequence[str] = ()) -> Function:
+    """Decorate: evidence of n examples → numbers [n, k] of each by itself. A likelihood ratio is fitted on them.
+
+    `needs` are parts of the evidence that must be there: "labels", "views", "outputs".
+    """
+
+    def add(function: Callable[[Evidence], Array]) -> Callable[[Evidence], Array]:
+        called = _attributed("attack", name, function)
+
+        def numbers(evidence: Evidence) -> Array:
+            table: Array = called(evidence)
+            if getattr(table, "ndim", 0) != 2 or len(table) != len(evidence):
+                raise YourPieceFailed(f"your attack {name!r} must give [{len(evidence)}, numbers] for so many examples")
+            return table
+
+        def summary(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
+            return numbers(evidence), numbers
+
+        _add(ATTACKS, name, Attack(name, help or name, summary=summary, needs=tuple(needs)), "attack")
+        return function
+
+    return add
+
+
+def reader(name: str, *, help: str = "", path: str = "", options: Sequence[str] = ()) -> Function:
+    """Decorate: a request → a source. `path`: what stands after a colon in a SPEC; "PATH" for a file or folder."""
+    from lmdp.data.readers import READERS, Reader
+
+    def add(function: Callable[[Request], Source]) -> Callable[[Request], Source]:
+        read = _attributed("data reader", name, function, passing=(ValueError, OSError))
+        _add(READERS, name, Reader(name, help or name, read, path=path, options=tuple(options)), "data reader")
+        return function
+
+    return add
+
+
+def removed(name: str) -> bool:
+    """Take a piece of your own out of its table; says whether there was one."""
+    from lmdp.data.readers import READERS
+
+    tables: tuple[dict[str, Any], ...] = (METHODS, SOURCES, RULES, ATTACKS, READERS)
+    taken = [table for table in tables if name in table and name in _ADDED]
+    for table in taken:
+        del table[name]
+    _ADDED.discard(name)
+    METHODS["lm"] = replace(METHODS["lm"], sources=tuple(s for s in METHODS["lm"].sources if s in SOURCES))
+    return bool(taken)
+
+
+_ADDED: set[str] = set()
+
+
+def _add(table: dict[str, Any], name: str, record: Any, kind: str) -> None:
+    if name in table:
+        raise ValueError(f"{kind} {name!r} is there already; choose another name, or lmdp.extending.removed({name!r})")
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"{kind} is called {name!r}; a name is made of letters, digits, - and _")
+    table[name] = record
+    _ADDED.add(name)
+
+
+def _attributed(kind: str, name: str, function: Function, passing: tuple[type[Exception], ...] = ()) -> Function:
+    """The same function, whose errors say whose they are."""
+    where = f"{inspect.getsourcefile(function) or 'unknown'}:{function.__code__.co_firstlineno}"
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:
+            if isinstance(error, (YourPieceFailed, *passing)):
+                raise
+            told = f"your {kind} {name!r} ({where}) failed: {type(error).__name__}: {error}"
+            raise YourPieceFailed(told) from error
+
+    return called
