@@ -81,7 +81,7 @@ def test_every_part_has_a_title_a_judge_and_something_to_show() -> None:
 
 
 def test_methods_are_compared_on_the_same_seeds_data_and_epsilon() -> None:
-    cells = [cell for cell in grid().table2() if cell.kind == TRAIN]
+    cells = [cell for cell in grid("cpu").table2() if cell.kind == TRAIN and cell["method"] != "sgd"]
     free = {"method", "weights", "emphasis", "seed"}
     assert len({tuple((k, v) for k, v in cell.values if k not in free) for cell in cells}) == 1
     trained = {(cell["method"], cell["weights"] if METHOD_TABLE[cell["method"]].reweighted else "") for cell in cells}

@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -189,9 +189,19 @@ def _loaded(config: Config) -> Source:
 
 
 def _source(config: Config) -> Source:
-    """The data, which is the same for every method and seed, and is read once in a process."""
+    """The data, read once in a process; who is a member is drawn anew for every seed, and is the same for all methods.
+
+    With one split for all seeds, luck in that split would look the same in every seed, and an interval over seeds would
+    not know of it.
+    """
     alike = ("data", "size", "channels", "classes", "splits", "holdout")
-    return _loaded(Config.of({key: getattr(config, key) for key in alike}))
+    source = _loaded(Config.of({key: getattr(config, key) for key in alike}))
+    if source.held_out is None:
+        return source
+    pool = source.pool
+    order = np.random.default_rng(config.seed).permutation(len(pool))
+    kept, out = (np.sort(part).tolist() for part in np.split(order, [len(source.train)]))
+    return replace(source, train=pool.take(kept), held_out=pool.take(out))
 
 
 def _at_most(images: Any, number: int) -> Any:

@@ -60,6 +60,8 @@ class Grid:
         usual = self.scale.base(experiment) | {"emphasis": EXPERIMENTS[experiment].emphasis}
         base = self.scale.base(experiment) | values
         base["method"] = contender.method
+        if contender == SGD:
+            base["epochs"] *= self.scale.sgd_passes
         if METHODS[contender.method].reweighted:
             base["weights"] = contender.weights
         if contender.rates != ALIKE:

@@ -30,8 +30,8 @@ def number(values: Sequence[float], digits: int = 3) -> str:
 def attacks(results: Results, name: str) -> str:
     """Table 2: the peak over layers, four ways."""
     heads = (
-        *("method", "paper: peak accuracy", "in-sample: peak accuracy", "its null"),
-        *("held out: accuracy", "held out: AUC", "canaries: AUC", "test accuracy", "seeds"),
+        *("method", "paper", "in-sample", "its null"),
+        *("held out", "AUC", "canaries, AUC", "test accuracy", "seeds"),
     )
     return boxed("Table 2", heads, (_attacked(results, name, who) for who in CONTENDERS), wordy=set())
 
@@ -44,7 +44,7 @@ def _attacked(results: Results, name: str, who: Contender) -> list[str]:
         return number(list(results.of(name, who, value).values()))
 
     return [
-        text(who.label),
+        el("div", text(who.label), class_="long"),
         NONE if printed is None else f"{printed:.3f}",
         cell(read.peak(IN_SAMPLE)),
         cell(read.null_peak),
