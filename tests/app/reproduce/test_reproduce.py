@@ -288,6 +288,8 @@ def test_what_there_is_not_is_refused_by_name() -> None:
         Asked.of("fig2", "cpu", seeds=0)
     with pytest.raises(ValueError, match="choose it with --experiments"):
         Asked.of("fig2", "cpu", private="mnist-5k")
+    with pytest.raises(ValueError, match="are halves of digits; choose --scale cpu or full"):
+        Asked.of("fig2", "smoke", private="mnist-5k")
     asked = Asked.of("fig2", "cpu", experiments=["mnist"], private="mnist-5k", shadow="digits")
     assert asked.sources.specs == {"mnist": "mnist-5k", "fashion-mnist": "digits"}
 

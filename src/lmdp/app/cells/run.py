@@ -30,6 +30,10 @@ def measure_all(
     due = store.missing(cells)
     if there := len(dict.fromkeys(cells)) - len(due):
         show.say(f"{there} of {there + len(due)} cells are there already")
+    if len(due) > 1:
+        show.say(
+            f"{len(due)} cells to measure; each is kept when it is done, and the same command goes on after a stop"
+        )
     failed: dict[str, str] = {}
     done = 0
     with show.bar("cells", max(1, len(due))) as bar:

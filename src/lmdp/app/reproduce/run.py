@@ -66,8 +66,12 @@ def _given(base: dict[str, Any] | None, private: str | None, shadow: str | None)
         return {}
     if base is None:
         raise ValueError("--private and --shadow are the data of one experiment: choose it with --experiments")
-    named = {"data": private, "shadow": shadow}
-    return {str(base[key]).partition("?")[0]: spec for key, spec in named.items() if spec}
+    names = {key: str(base[key]).partition("?")[0] for key in ("data", "shadow")}
+    if names["data"] == names["shadow"]:
+        raise ValueError(
+            f"at this scale private and shadow data are halves of {names['data']}; choose --scale cpu or full"
+        )
+    return {names[key]: spec for key, spec in (("data", private), ("shadow", shadow)) if spec}
 
 
 def reproduce(asked: Asked, out: Path, show: Show, *, command: str, jobs: int | None = None, draw: bool = False) -> Any:
