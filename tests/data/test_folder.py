@@ -236,3 +236,38 @@ def test_celeba_says_what_is_lacking(tmp_path: Path) -> None:
     celeba(tmp_path, attributes="Male Smiling Young")
     with pytest.raises(ValueError, match="line 3: must be an image name and 3 values"):
         load("celeba", cache=tmp_path)
+
+
+TURNED = ["", "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270"]
+"""How a camera stores what it sees, by EXIF orientation less 1."""
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_as_the_camera_was_held(tmp_path: Path, orientation: int) -> None:
+    seen, how, exif = Image.fromarray(random_images(8, 6, 3)), TURNED[orientation - 1], Image.Exif()
+    exif[0x0112] = orientation
+    stored = seen.transpose(Image.Transpose[how]) if how else seen
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        stored.save(tmp_path / name / "photo.png", exif=exif)
+    source = load(f"folder:{tmp_path}", channels=3, splits="position")
+    assert torch.equal(source.train.pixels[0].permute(1, 2, 0), torch.tensor(np.asarray(seen)))
+
+
+def test_skipped_files_are_told_of_with_what_to_do_about_photos(tmp_path: Path) -> None:
+    spec, said = class_folders(tmp_path, {"a": 3, "b": 3}), []
+    load(spec, say=said.append)
+    assert said == []
+    for name in ("one.HEIC", "two.heic", "notes.txt", ".hidden"):
+        (tmp_path / "a" / name).write_bytes(b"x")
+    load(spec, say=said.append)
+    assert len(said) == 1
+    assert "3 files that are no images (2 .heic, 1 .txt); they are skipped. .heic photos are not read" in said[0]
+
+
+def test_crop_takes_the_central_square_before_resizing(tmp_path: Path) -> None:
+    spec = class_folders(tmp_path, {"a": 4, "b": 4}, 6, 10)
+    squeezed, cropped = (load(f"{spec}?size=6{option}", channels=1).train.pixels for option in ("", "&crop=1"))
+    whole = load(spec, channels=1).train.pixels
+    assert torch.equal(cropped, whole[..., 2:8])
+    assert not torch.equal(squeezed, cropped)

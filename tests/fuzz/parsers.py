@@ -23,8 +23,9 @@ from torch import nn
 from lmdp.app import reports
 from lmdp.app.bounds import load_bounds
 from lmdp.app.config import Config
-from lmdp.app.runs import Checkpoint, Coins, Members, RunFolder, load_model, spent_for
+from lmdp.app.runs import Card, Checkpoint, Coins, Members, RunFolder, load_model, spent_for
 from lmdp.app.runs import checkpoint as checkpoints
+from lmdp.app.serving import built
 from lmdp.audit import EpsilonBound
 from lmdp.audit.embeddings import read_embeddings
 from lmdp.audit.results import AuditReport
@@ -267,6 +268,32 @@ LANDMARKS = b"2\nlefteye_x lefteye_y\n" + b"".join(
 )
 
 
+A_CARD = {
+    "format": 1,
+    "model": "tiny-encoder",
+    "kind": "texts",
+    "shape": [8],
+    "classes": ["ham", "spam"],
+    "layers": ["words", "head"],
+    "by": "block",
+    "options": {"task": "classify"},
+    "tokenizer": "words",
+    "vocabulary": 30,
+}
+TEXTS = "".join(json.dumps({"text": f"letter {i}", "label": i % 2}) + "\n" for i in range(6))
+
+
+def read_card(path: Path) -> object:
+    """And what follows from it: the model that it describes."""
+    card = Card.read(path.parent)
+    return None if card is None or max(card.shape, default=0) > 64 or (card.vocabulary or 0) > 99 else built(card)
+
+
+def read_texts(path: Path) -> object:
+    kind = "csv" if "csv" in path.name else "jsonl"
+    return load(f"{kind}:{path}", tokenizer="words", length=8, classes=2)
+
+
 @functools.cache
 def parsers() -> tuple[Parser, ...]:
     images, labels = files.random_images(6, 5, 5), np.arange(6) % 3
@@ -293,6 +320,9 @@ def parsers() -> tuple[Parser, ...]:
         Parser("model.safetensors", model.getvalue(), m.by_safetensors, read_model),
         Parser("members.txt", a_list_of_members(), m.by_bytes, read_members),
         Parser("canaries.txt", A_LIST_OF_COINS, m.by_bytes, read_coins),
+        Parser("model.json", json.dumps(A_CARD).encode(), m.by_json, read_card),
+        Parser("texts.jsonl", TEXTS.encode(), m.by_json_lines, read_texts),
+        Parser("texts.csv", b'text,label\n"a, b",1\nc,0\n', m.by_bytes, read_texts),
         Parser("data.npz", npz(x_train=images, y_train=labels, x_test=images, y_test=labels), by_zip, read_npz),
         Parser("counted.npz", npz(x_train=images, y_train=labels, num_classes=np.int64(3)), by_zip, read_npz),
         Parser("embeddings.npz", npz(member=images.reshape(6, -1) / 9, nonmember=np.eye(25)), by_zip, read_embeddings),

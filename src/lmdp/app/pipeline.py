@@ -27,6 +27,7 @@ from lmdp.audit.model import audit as audit_model
 from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import Examples, Source, load
+from lmdp.data.classes import counted
 from lmdp.data.records import encoded, read_object
 from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
@@ -77,6 +78,7 @@ def parted_data(config: Config, show: Show) -> Source:
             f"note: {config.holdout:g} of {len(source.train)} examples are too few non-members for an audit, so none "
             f"are kept out of training; {remedy}"
         )
+    show.say(counted(source))
     return source
 
 

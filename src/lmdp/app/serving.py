@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmdp.app.config import Config
-from lmdp.app.runs import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, RunFolder, load_model
+from lmdp.app.runs import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options, RunFolder, load_model
 from lmdp.data import Images, Source, Texts
 from lmdp.data.decode import Picture, decode
 from lmdp.data.preprocess import fit
@@ -104,7 +104,7 @@ def load(path: str | Path) -> Loaded:
 
 
 def built(card: Card) -> nn.Module:
-    options: dict[str, Any] = dict(card.options)
+    options: dict[str, Any] = vars(card.options)
     return fresh(lambda: build(card.model, card.shape, len(card.classes), vocabulary=card.vocabulary, **options), 0)
 
 
@@ -134,7 +134,7 @@ def card_of(config: Config, source: Source, model: nn.Module) -> Card:
         classes=source.classes,
         layers=LayerMap.of(model, config.layers, frozen=True).names,
         by=config.layers,
-        options={name: value for name, value in config.model_options.items() if value is not None},
+        options=Options(**config.model_options),
         crop=spec.options.get("crop") == "1" or spec.kind == "celeba",
         tokenizer=named,
         vocabulary=None if tokenizer is None else tokenizer.vocabulary,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from lmdp.data.images import Inferred
+from lmdp.data.images import Inferred, Source
 from lmdp.data.request import Request
+
+MOST_TOLD = 20
+"""Classes that are named one by one."""
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -43,3 +46,19 @@ def seen_channels(channels: int) -> Inferred:
         f"images {'are grey' if channels == 1 else 'have colours'}",
         f"add channels = {channels} (--channels {channels})",
     )
+
+
+def counted(source: Source) -> str:
+    """Which classes there are and how many examples of each, for whoever trains on them: counts of private data."""
+    parts = {"training": source.train, "kept out": source.held_out, "test": source.test}
+    counts = {
+        part: examples.labels.bincount(minlength=len(source.classes)).tolist()
+        for part, examples in parts.items()
+        if examples is not None
+    }
+    told = [
+        f"{name} ({', '.join(f'{numbers[i]} {part}' for part, numbers in counts.items())})"
+        for i, name in enumerate(source.classes[:MOST_TOLD])
+    ]
+    more = f", and {len(source.classes) - MOST_TOLD} more" if len(source.classes) > MOST_TOLD else ""
+    return f"{len(source.classes)} classes: {', '.join(told)}{more}"

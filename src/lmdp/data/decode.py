@@ -20,6 +20,7 @@ from lmdp.data.request import Say
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+ORIENTATION = 0x0112  # of EXIF
 GREY = ("1", "L", "LA", "La")
 COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
@@ -64,7 +65,7 @@ def _pixels(picture: Picture, size: int | None, channels: int, crop: bool) -> Te
     from PIL.Image import Resampling
 
     with _opened(picture) as opened:
-        image = opened.convert("L" if channels == 1 else "RGB")
+        image = _upright(opened, picture).convert("L" if channels == 1 else "RGB")
         if picture.landmarks is not None:
             image = align(image, picture.landmarks, size or min(image.size))
         elif crop:
@@ -74,6 +75,23 @@ def _pixels(picture: Picture, size: int | None, channels: int, crop: bool) -> Te
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Resampling.BILINEAR)
         return torch.tensor(np.asarray(image, np.uint8)).view(image.height, image.width, channels).permute(2, 0, 1)
+
+
+def _upright(image: Image, picture: Picture) -> Image:
+    """As the camera was held: phones store the sensor's pixels, and beside them how to turn them (EXIF).
+
+    Landmarks are places among the pixels as stored, so that a face with landmarks is left as it is.
+    """
+    from PIL import ImageOps
+
+    return image if picture.landmarks is not None or _orientation(image) == 1 else ImageOps.exif_transpose(image)
+
+
+def _orientation(image: Image) -> int:
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a damaged note beside good pixels: they are taken as stored
+        return 1
 
 
 def _is_grey(picture: Picture) -> bool:

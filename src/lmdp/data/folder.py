@@ -6,6 +6,7 @@ class then keeps its number when its last image goes, and other folders are left
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from lmdp.data.request import Request
 from lmdp.data.splits import at_most, hold_out
 
 SUFFIXES = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
+PHOTOS = (".heic", ".heif", ".avif", ".dng", ".raw", ".jxl", ".cr2", ".nef", ".arw")
+"""Endings of photos that phones and cameras make and Pillow does not read by itself."""
 TRAIN, TEST = "train", ("test", "val", "validation", "valid")
 LIST = "classes.txt"
 FACE_SIZE = 112  # of aligned faces, where no size is asked for: the template's own
@@ -34,6 +37,8 @@ def read_folder(request: Request) -> Source:
     declared = _declared(root, request)
     listing = _listing(train_at, declared)
     held_out = _listing(test_at, declared) if test_at else {}
+    if skipped := _skipped(root):
+        request.say(skipped)
     strangers = sorted(set(held_out) - set(listing))
     if strangers:
         raise ValueError(f"{test_at} has class {strangers[0]!r}, which {train_at} lacks; add it there or remove it")
@@ -115,6 +120,18 @@ def _nested(folder: Path) -> list[str]:
     return [] if images else [inner.name for inner in _folders(folder)]
 
 
+def _skipped(root: Path) -> str:
+    """What lies among the images and is not read, by its ending; "" if nothing does."""
+    files = (f for folder in _folders(root) for f in folder.rglob("*") if f.is_file() and not f.name.startswith("."))
+    endings = Counter(f.suffix.lower() or "without ending" for f in files if f.suffix.lower() not in SUFFIXES)
+    if not endings:
+        return ""
+    told = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
+    photos = [ending for ending in endings if ending in PHOTOS]
+    remedy = f" {' and '.join(photos)} photos are not read here: save them as .jpg to train on them" if photos else ""
+    return f"note: {root} has {endings.total()} files that are no images ({told}); they are skipped.{remedy}"
+
+
 def _largest(listing: dict[str, list[Path]], count: int | None) -> tuple[str, ...]:
     """The classes with most images, all of them without `count`; among equals the first in the alphabet."""
     ranked = sorted(listing, key=lambda name: (-len(listing[name]), name))
@@ -136,5 +153,6 @@ def _read(files: Labelled, root: Path, request: Request) -> Images:
         pictures = [
             Picture(str(path), path, landmarks_for(name, points, where)) for (path, _), name in zip(files, names)
         ]
-    pixels = decode(pictures, size=size, channels=request.channels, say=request.say)
+    crop = request.number("crop", 1) is not None
+    pixels = decode(pictures, size=size, channels=request.channels, crop=crop, say=request.say)
     return Images(pixels, torch.tensor([label for _, label in files], dtype=torch.int64))

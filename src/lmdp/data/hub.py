@@ -110,7 +110,8 @@ def _one(what: str, candidates: list[str], features: Any, request: Request) -> s
 
 def _images(rows: Any, image: str, label: str, request: Request, channels: int | None) -> Images:
     pictures = [Picture(f"{request.spec} image {i}", file) for i, file in enumerate(_files(rows, image))]
-    pixels = decode(pictures, size=request.size, channels=channels, say=request.say)
+    crop = request.number("crop", 1) is not None
+    pixels = decode(pictures, size=request.size, channels=channels, crop=crop, say=request.say)
     return Images(pixels, torch.tensor(_labels(rows, label, request), dtype=torch.int64))
 
 

@@ -80,7 +80,7 @@ READERS: dict[str, Reader] = {
             "one folder of images for each class",
             _by("folder", "read_folder"),
             path="PATH",
-            options=("landmarks", "classes"),
+            options=("landmarks", "classes", "crop"),
         ),
         Reader(
             "jsonl",
@@ -103,7 +103,7 @@ READERS: dict[str, Reader] = {
             "a Hugging Face dataset, by name or local path; needs lmdp[hf]",
             _by("hub", "read_hub"),
             path="NAME",
-            options=("config", "image", "text", "label"),
+            options=("config", "image", "text", "label", "crop"),
         ),
     )
 }

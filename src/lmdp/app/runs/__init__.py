@@ -9,7 +9,7 @@ files        files that appear whole or not at all
 """
 
 from lmdp.app.runs.canaries import Coins
-from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card
+from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options
 from lmdp.app.runs.checkpoint import Checkpoint, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
 from lmdp.app.runs.folder import RunFolder
@@ -26,6 +26,7 @@ __all__ = [
     "Checkpoint",
     "Coins",
     "Members",
+    "Options",
     "RunFolder",
     "load_model",
     "read_weights",

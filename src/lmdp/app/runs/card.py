@@ -10,10 +10,9 @@ is used without the data that it was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from lmdp.app.runs.files import write_json
 from lmdp.data.records import MAY_BE_MISSING, Count, Must, decoded, encoded, one_of, read_object
@@ -24,6 +23,16 @@ KINDS = IMAGES, NUMBERS, TEXTS = "images", "numbers", "texts"
 
 
 @dataclass(frozen=True)
+class Options:
+    """What `lmdp.models.build` takes besides name, shape, classes and vocabulary."""
+
+    activation: str | None = None
+    standardised: Annotated[bool, MAY_BE_MISSING] = False
+    task: Annotated[str, MAY_BE_MISSING, one_of("classify", "embed")] = "classify"
+    lora: Annotated[int, Must("a whole number of at least 1", lambda n: n > 0)] | None = None
+
+
+@dataclass(frozen=True)
 class Card:
     """What a run keeps of its model besides the weights.
 
@@ -31,7 +40,7 @@ class Card:
     shape      of one input
     crop       of images: whether their largest central square is taken before they are resized
     tokenizer  of texts: a built-in one by name, or the folder beside this file
-    options    what `lmdp.models.build` takes besides name, shape, classes and vocabulary
+    options    how the model is built
     layers     names of the layers, grouped `by` module or block
     """
 
@@ -42,7 +51,7 @@ class Card:
     classes: tuple[str, ...]
     layers: tuple[str, ...]
     by: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = Options()
     crop: Annotated[bool, MAY_BE_MISSING] = False
     tokenizer: str | None = None
     vocabulary: Annotated[int, Must("a whole number of at least 1", lambda n: n > 0)] | None = None
