@@ -14,6 +14,7 @@ from lmdp.app.config import Config
 from lmdp.app.runs import Coins, Members, RunFolder
 from lmdp.app.runs.canaries import FILE, FIRST_LINE
 from lmdp.data import Images, load
+from lmdp.data.request import anchored
 from tests.app.test_cli import SMALL, make_npz
 from tests.app.test_holdout import removed
 
@@ -61,7 +62,9 @@ def test_canaries_that_are_in_are_trained_on_and_the_others_are_not(kind: str, s
     assert statement["examples"]["canaries"] == len(coins.tossed)
     assert statement["expected_batch_size"] == pytest.approx(round(0.25 * len(seen[0])))
     assert statement["certified"] is True
-    assert any(f"{len(coins.tossed)} canaries ({kind}) were planted" in sentence for sentence in statement["account"])
+    assert any(
+        f"{len(coins.tossed)} canaries ({anchored(kind)}) were planted" in sentence for sentence in statement["account"]
+    )
     if kind == "mislabelled":
         parted = load("npz:private.npz", size=14).keeping_out(0.2)
         true = dict(zip(parted.train.contents(), parted.train.labels.tolist()))

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lmdp.app import cli, pipeline
+from lmdp.app.network import Network
 from lmdp.app.progress import Show
 from lmdp.app.references import train_references
 from lmdp.app.runs import RunFolder
@@ -38,8 +39,12 @@ def references(run: Path, number: int, workers: int = 1, show: Show | None = Non
     source = pipeline.private_data(folder.config(), quiet)
     assert source.test is not None
     inside = source.train.take(range(100))  # the other 20 are in every reference
+    network = Network.of(folder.config(), source)
     return train_references(
-        number, folder, source.train, inside, source.test, 3, show or quiet, risk=None, public=None, workers=workers
+        *(number, folder, source.train, inside, source.test, network, show or quiet),
+        risk=None,
+        public=None,
+        workers=workers,
     )
 
 
