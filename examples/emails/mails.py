@@ -10,6 +10,7 @@ RUN/private/              coins of canaries, and what an interrupted run goes on
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import secrets
 from dataclasses import asdict, dataclass, replace
@@ -179,10 +180,12 @@ def embeddings(model: Classifier, ids: Tensor) -> Tensor:
         return torch.cat([model.embed(part).float() for part in ids.split(PARTS)])
 
 
-def accuracy(model: Classifier, data: TensorDataset) -> float:
-    ids, labels = data.tensors
-    right = model.head(embeddings(model, ids)).argmax(1) == labels
-    return float(right.double().mean())
+def accuracy(module: nn.Module, data: TensorDataset) -> float:
+    given, labels = data.tensors
+    module.eval()
+    with torch.no_grad(), bf16():
+        said = torch.cat([module(part) for part in given.split(PARTS)])
+    return float((said.argmax(1) == labels).double().mean())
 
 
 def save(model: nn.Module, run: Path) -> None:
@@ -219,9 +222,15 @@ def quick(settings: Settings) -> Settings:
     return replace(settings, epochs=2, train=600, batch=150, length=16, rank=2)
 
 
-def seen_below(model: Classifier, data: Dataset[tuple[Tensor, Tensor]]) -> TensorDataset:
-    """Mails as the frozen part of the model hands them on."""
+def seen_below(model: Classifier, data: Dataset[tuple[Tensor, Tensor]], folder: Path) -> TensorDataset:
+    """Mails as the frozen, published part of the model hands them on, kept in a folder for the next run."""
     ids, labels = (torch.stack(each) for each in zip(*(data[i] for i in range(len(data)))))  # type: ignore[arg-type]
-    below = model.embed if model.frozen == len(model.blocks) else model.below
-    with torch.no_grad(), bf16():
-        return TensorDataset(torch.cat([below(part).to(torch.bfloat16) for part in ids.split(PARTS)]), labels)
+    name = hashlib.blake2b(ids.numpy().tobytes() + f"{model.frozen} {model.encoder.name_or_path}".encode()).hexdigest()
+    path = folder / f"{name[:16]}.safetensors"
+    if not path.exists():
+        below = model.embed if model.frozen == len(model.blocks) else model.below
+        with torch.no_grad(), bf16():
+            states = torch.cat([below(part).to(torch.bfloat16) for part in ids.split(PARTS)])
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"states": states}, path)
+    return TensorDataset(load_file(path)["states"], labels)

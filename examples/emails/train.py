@@ -261,13 +261,15 @@ def main() -> None:
         model.head.load_state_dict(load(Path(settings.init))[1].head.state_dict())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print(f"{len(data.train):,} mails, {trained:,} weights to train, {settings.tune} by {settings.method}", flush=True)
+    kept = run.parent / "private"
     members = planted(settings, run, data.train).dataset if settings.canaries else data.train
     train = by_the_trainer if settings.loop == "trainer" else in_a_plain_loop
-    minutes = train(settings, run, model, seen_below(model, members), pieces)
+    minutes = train(settings, run, model, seen_below(model, members, kept), pieces)
     save(model, run)
-    result = {"accuracy": accuracy(model, data.test), "minutes": minutes, **asdict(settings)}
+    right = accuracy(model.head if settings.tune == "head" else model, seen_below(model, data.test, kept))
+    result = {"accuracy": right, "minutes": minutes, **asdict(settings)}
     note(run, "result.json", result)
-    print(f"test accuracy {result['accuracy']:.1%} after {minutes:.1f} minutes: {run}")
+    print(f"test accuracy {right:.1%} after {minutes:.1f} minutes: {run}")
 
 
 if __name__ == "__main__":
