@@ -40,7 +40,7 @@ class Settings:
     blocks    how many blocks are trained, from the last one
     method    of clipping; sgd is not private
     init      folder of a run whose head this one begins with; what a private one spent is added to the statement
-    rate      of what is trained in the encoder; head_rate of the head; decay of the average of weights
+    rate      of what is trained in the encoder; head_rate of the head
     """
 
     model: str
@@ -56,7 +56,6 @@ class Settings:
     rate: float = 2e-3
     head_rate: float = 0.2
     rank: int = 8
-    decay: float = 0.8
     blocks: int = 3
     init: str = ""
     length: int = 64
@@ -78,7 +77,7 @@ class Classifier(nn.Module):
 
     def __init__(self, folder: str, trained_blocks: int) -> None:
         super().__init__()
-        still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
+        still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "attn_implementation": "eager"}
         self.encoder = AutoModel.from_pretrained(folder, add_pooling_layer=False, **still).requires_grad_(False)
         self.frozen = self.encoder.config.num_hidden_layers - trained_blocks
         self.head = nn.Linear(self.encoder.config.hidden_size, 2)
@@ -94,7 +93,7 @@ class Classifier(nn.Module):
         mask = input_ids != PADDING
         words = self.encoder.embeddings(input_ids=input_ids)
         for block in self.blocks[: self.frozen]:
-            words = block(words, attention_mask=mask[:, None, None])
+            words = block(words, attention_mask=hidden(mask))
         return torch.cat([words.float(), mask.unsqueeze(2)], dim=2)
 
     def embed(self, given: Tensor) -> Tensor:
@@ -102,11 +101,16 @@ class Classifier(nn.Module):
         given = given if given.is_floating_point() else self.below(given)
         words, mask = given[..., :-1].float(), given[..., -1]
         for block in self.blocks[self.frozen :]:
-            words = block(words, attention_mask=mask[:, None, None] > 0)
+            words = block(words, attention_mask=hidden(mask))
         return F.normalize((words.float() * mask.unsqueeze(2)).sum(1), dim=1)  # points where the mean does
 
     def forward(self, given: Tensor) -> Tensor:
         return self.head(self.embed(given)).float()
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """[B, T], 1 at words → what is added to attention, so that nobody looks at padding."""
+    return (1 - mask[:, None, None].float()) * -1e4
 
 
 def build(settings: Settings) -> Classifier:
