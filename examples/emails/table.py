@@ -42,28 +42,29 @@ ROWS = {
     "full-dpsgd": Row("full, DP-SGD", ("--tune", "full", "--method", "dpsgd"), "start"),
     "full-lm": Row("full, LM-DP-SGD", ("--tune", "full", "--method", "lm"), "start"),
 }
-CANARIES = ("lora-sgd", "lora-dpsgd", "lora-lm")
+CANARIES = "-canaries"
+AUDITED = {f"{name}{CANARIES}": row for name, row in ROWS.items() if name.startswith("lora")}
 """Trained once more with canaries, which cost accuracy, and audited."""
 
 
 def commands(given: argparse.Namespace) -> Iterator[tuple[Path, list[str]]]:
     """(what it makes, command), in the order in which they depend on one another."""
-    data = ["--model", given.model, "--data", given.data, *(["--quick"] if given.quick else [])]
+    wanted = given.only or [*ROWS, *AUDITED]
+    data, hurry = ["--model", given.model, "--data", given.data], ["--quick"] if given.quick else []
     for seed in range(given.seeds):
-        for name, row in ROWS.items():
-            if given.only and name not in (*given.only, *(ROWS[each].begun for each in given.only)):
-                continue
-            yield made(given.out, name, seed, row, data)
-    for name in CANARIES:
-        if not given.only or name in given.only:
-            folder, command = made(given.out, name, 0, ROWS[name], data, "-canaries")
-            yield folder, [*command, "--canaries", "400"]
-            audit = ["audit.py", str(folder.parent), *(["--quick"] if given.quick else [])]
-            yield folder.parent / "audit.json", audit
+        for name in [each for each in ROWS if each in {*wanted, *(begins(every) for every in wanted)}]:
+            yield made(given.out, name, seed, ROWS[name], [*data, *hurry])
+    for name in [each for each in AUDITED if each in wanted]:
+        yield made(given.out, name, 0, AUDITED[name], [*data, "--canaries", "400", *hurry])
+        yield given.out / f"{name}-0" / "audit.json", ["audit.py", str(given.out / f"{name}-0"), *hurry]
 
 
-def made(out: Path, name: str, seed: int, row: Row, data: list[str], more: str = "") -> tuple[Path, list[str]]:
-    run = out / f"{name}{more}-{seed}"
+def begins(name: str) -> str:
+    return {**ROWS, **AUDITED}[name].begun
+
+
+def made(out: Path, name: str, seed: int, row: Row, data: list[str]) -> tuple[Path, list[str]]:
+    run = out / f"{name}-{seed}"
     begun = ["--init", str(out / f"{row.begun}-{seed}")] if row.begun else []
     return run / "result.json", ["train.py", *data, *row.given, *begun, "--seed", str(seed), "--out", str(run)]
 
@@ -91,7 +92,7 @@ def cell(out: Path, name: str) -> str:
 
 
 def audited(out: Path, name: str) -> str:
-    path = out / f"{name}-canaries-0" / "audit.json"
+    path = out / f"{name}{CANARIES}-0" / "audit.json"
     if not path.exists():
         return "- | -"
     report = json.loads(path.read_text())
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--only", nargs="*", choices=sorted(ROWS), default=[])
+    parser.add_argument("--only", nargs="*", choices=[*ROWS, *AUDITED], default=[])
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     finish(given)
