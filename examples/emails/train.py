@@ -110,14 +110,17 @@ class Training:
         """All epochs, or as many as one call may make."""
         until = min(self.epoch + pieces, self.settings.epochs)
         while self.epoch < until:
-            start = time.perf_counter()
+            start = time.process_time()
             for inputs, labels in self.loader:
                 self.step(inputs, labels)
             self.epoch += 1
-            self.seconds += time.perf_counter() - start
+            self.seconds += time.process_time() - start
             self.keep()
             spent = f", epsilon {self.engine.get_epsilon(self.settings.delta):.2f}" if self.engine else ""
-            print(f"epoch {self.epoch} of {self.settings.epochs}{spent}, {self.seconds / 60:.1f} minutes", flush=True)
+            print(
+                f"epoch {self.epoch} of {self.settings.epochs}{spent}, {self.seconds / 60:.1f} minutes of one core",
+                flush=True,
+            )
         if until < self.settings.epochs:
             raise SystemExit(STOPPED)
 
@@ -139,7 +142,7 @@ class Training:
 
 
 def in_a_plain_loop(settings: Settings, run: Path, model: Classifier, data: Dataset[Any], pieces: int) -> float:
-    """Minutes."""
+    """Minutes of processor time."""
     probe = settings.tune == "head"
     training = Training(settings, run, model.head if probe else model, model, data)
     training.finish(pieces)
@@ -170,7 +173,7 @@ class Named(Dataset[dict[str, Tensor]]):
 
 
 def by_the_trainer(settings: Settings, run: Path, model: Classifier, data: Dataset[Any], pieces: int) -> float:
-    """Minutes. The same training by `DPTrainer`: batches, account, checkpoints and privacy.json are its own."""
+    """Minutes of processor time. The same training by `DPTrainer`: batches, account, checkpoints and privacy.json are its own."""
     from transformers import TrainerCallback, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 
@@ -206,13 +209,13 @@ def by_the_trainer(settings: Settings, run: Path, model: Classifier, data: Datas
         callbacks=[Pieces()],
         privacy=Privacy(**privacy(settings), compose=bool(settings.init)),
     )
-    start = time.perf_counter()
+    start = time.process_time()
     newest = get_last_checkpoint(folder) if folder.exists() else None
     trainer.train(resume_from_checkpoint=newest)
     if trainer.state.global_step < trainer.state.max_steps:
         raise SystemExit(STOPPED)
     say(run, trainer.privacy_statement)
-    return (time.perf_counter() - start) / 60
+    return (time.process_time() - start) / 60
 
 
 def arguments() -> tuple[Settings, Path, int]:
@@ -247,7 +250,7 @@ def main() -> None:
     right = accuracy(model.head if settings.tune == "head" else model, seen_below(model, data.test, kept))
     result = {"accuracy": right, "minutes": minutes, **asdict(settings)}
     note(run, "result.json", result)
-    print(f"test accuracy {right:.1%} after {minutes:.1f} minutes: {run}")
+    print(f"test accuracy {right:.1%} after {minutes:.1f} minutes of one core: {run}")
 
 
 if __name__ == "__main__":
