@@ -115,9 +115,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     finish(given)
-    print(
-        "| | epsilon | test accuracy | minutes of one core | AUC, ordinary mails | AUC, canaries |\n|---|---|---|---|---|---|"
-    )
+    print("| | epsilon | test accuracy | minutes of one core | AUC, ordinary mails | AUC, canaries |")
+    print("|---|---|---|---|---|---|")
     for name, row in ROWS.items():
         print(f"| {row.label} | {cell(given.out, name)} | {audited(given.out, name)} |")
 

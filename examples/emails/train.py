@@ -117,10 +117,8 @@ class Training:
             self.seconds += time.process_time() - start
             self.keep()
             spent = f", epsilon {self.engine.get_epsilon(self.settings.delta):.2f}" if self.engine else ""
-            print(
-                f"epoch {self.epoch} of {self.settings.epochs}{spent}, {self.seconds / 60:.1f} minutes of one core",
-                flush=True,
-            )
+            cost = f"{self.seconds / 60:.1f} minutes of one core"
+            print(f"epoch {self.epoch} of {self.settings.epochs}{spent}, {cost}", flush=True)
         if until < self.settings.epochs:
             raise SystemExit(STOPPED)
 
@@ -173,7 +171,7 @@ class Named(Dataset[dict[str, Tensor]]):
 
 
 def by_the_trainer(settings: Settings, run: Path, model: Classifier, data: Dataset[Any], pieces: int) -> float:
-    """Minutes of processor time. The same training by `DPTrainer`: batches, account, checkpoints and privacy.json are its own."""
+    """Minutes of processor time. `DPTrainer` has batches, account, checkpoints and privacy.json of its own."""
     from transformers import TrainerCallback, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 
