@@ -15,7 +15,6 @@ import pytest
 
 import lmdp
 
-pytest.importorskip("peft")
 SCRIPTS = Path(__file__).parents[2] / "examples" / "emails"
 WORDS = [f"w{i}" for i in range(60)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":"]
@@ -65,15 +64,18 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    pytest.importorskip("peft")
     folder = tmp_path_factory.mktemp("mails")
     mails = folder / "mails.jsonl.gz"
     assert "900 mails, 300 of them spam" in run("make_emails.py", corpus(folder / "data", 900), mails)
     return Made(mails, encoder(folder / "model"))
 
 
-@pytest.mark.slow
-def test_mails_are_texts_without_markup_in_an_order_of_their_own(made: Made) -> None:
-    with gzip.open(made.mails, "rt") as file:
+def test_mails_are_texts_without_markup_or_copies_in_an_order_of_their_own(tmp_path: Path) -> None:
+    folder, out = corpus(tmp_path / "data", 60), tmp_path / "mails.jsonl.gz"
+    (folder / "easy-ham-1" / "copy.json").write_text((folder / "easy-ham-1" / "0001.json").read_text())
+    assert "60 mails, 20 of them spam" in run("make_emails.py", folder, out)
+    with gzip.open(out, "rt") as file:
         rows = [json.loads(line) for line in file]
     assert all("<" not in row["text"] and "none" not in row["text"] for row in rows)
     assert {row["label"] for row in rows[:20]} == {0, 1}
