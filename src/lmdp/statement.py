@@ -42,6 +42,9 @@ class PrivacyStatement:
     reasons   why it is not certified, if so
     checks    what was seen when the training was run again with and without one example
     unit      what is protected as one, and counted by sample rate and expected batch size: `rows_per_unit` rows each
+    dataset_size, processes
+              how many examples there are, and how many processes trained on them together; sample rate and expected
+              batch size are of all of them. 0 examples: not stated
     """
 
     epsilon: AmountOrInfinity
@@ -62,6 +65,8 @@ class PrivacyStatement:
     neighbouring_relation: str = ADD_OR_REMOVE
     unit: Annotated[str, MAY_BE_MISSING] = "example"
     rows_per_unit: Annotated[Count, MAY_BE_MISSING] = 1
+    dataset_size: Annotated[Count, MAY_BE_MISSING] = 0
+    processes: Annotated[Count, MAY_BE_MISSING] = 1
     not_covered: tuple[str, ...] = NOT_COVERED
     reasons: tuple[str, ...] = field(init=False)
     certified: bool = field(init=False)
@@ -85,6 +90,8 @@ class PrivacyStatement:
         sampling: str,
         noise_source: str,
         verdicts: Mapping[str, Verdict],
+        dataset_size: int = 0,
+        processes: int = 1,
     ) -> PrivacyStatement:
         """What so many steps of a mechanism promise. `epsilon` is that of all that was spent, by earlier runs too."""
         printed = {f.name: getattr(mechanism, f.name) for f in fields(mechanism) if f.name in cls.__dataclass_fields__}
@@ -95,6 +102,8 @@ class PrivacyStatement:
             steps=steps,
             noise_source=noise_source,
             verdicts=verdicts,
+            dataset_size=dataset_size,
+            processes=processes,
             **printed,
         )
 
@@ -126,12 +135,14 @@ class PrivacyStatement:
 
     def __str__(self) -> str:
         certified = "certified" if self.certified else "claimed, NOT certified"
+        of = f" of {self.dataset_size} {self.unit}s" if self.dataset_size else ""
+        by = f", by {self.processes} processes together" if self.processes > 1 else ""
         lines = [
             f"(epsilon, delta) = ({self.epsilon:.4g}, {self.delta:g}), {certified}",
             f"  method            {self.method}, weights: {self.weight_source}",
             f"  neighbours        {self.neighbouring_relation}",
-            f"  sampling          {self.sampling}, rate {self.sample_rate:.6g} "
-            f"(expected batch {self.expected_batch_size:g}{'' if self.unit == 'example' else f' {self.unit}s'})",
+            f"  sampling          {self.sampling}, rate {self.sample_rate:.6g}{of} "
+            f"(expected batch {self.expected_batch_size:g}{'' if self.unit == 'example' else f' {self.unit}s'}){by}",
             f"  steps             {self.steps}",
             f"  noise multiplier  {self.noise_multiplier:.6g} x sensitivity {self.sensitivity:g}",
             f"  noise from        {self.noise_source}",

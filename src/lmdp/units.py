@@ -72,6 +72,10 @@ class _Units(Dataset[Any]):
         self.moment: Callable[[], int] | None = None
         self._key = secrets.randbits(64) if seed is None else seed
 
+    def share_key(self, same: Callable[[int], int]) -> None:
+        """Several processes draw the same for a unit: by the key of the first, which `same` gives to all."""
+        self._key = same(self._key)
+
     def _drawn_for(self, *index: int) -> np.random.SeedSequence:
         """`moment` where it is set, or a number of torch's generator, which looks repeat."""
         number = int(torch.randint(2**62, ())) if self.moment is None else self.moment()

@@ -10,9 +10,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Subset
 
 import lmdp
-from tests.certified.case import BATCH, CERTIFIED, Outcome, Table, Training, private
+from tests.certified.case import BATCH, CERTIFIED, EXAMPLES, Outcome, Table, Training, private
 from tests.certified.hub import positions, transformer
 from tests.certified.parts import Texts, classify, perceptron, vectors
 from tests.certified.ranks import forked, ranks
@@ -23,7 +24,8 @@ broken = Table()
 @broken("Two ranks average the gradients that each releases.", moves="each prints 3.59, truth 4.10", taints=False)
 def ranks_average_released_gradients(tmp: Path) -> Outcome:
     def work(rank: int) -> lmdp.PrivacyEngine:
-        training = private(perceptron(), vectors())
+        alone = [dist.new_group([each]) for each in range(2)]
+        training = private(perceptron(), vectors(), group=alone[rank])
 
         def average(*_: Any) -> None:
             for p in training.model.parameters():
@@ -129,6 +131,20 @@ def trainer_on_two_ranks(tmp: Path) -> Outcome:
         return training.engine
 
     return ranks(work, tmp, grouped=False)
+
+
+@broken("Two ranks have the same data in another order, so that somebody is drawn twice.", taints=False)
+def other_order_on_each_rank(tmp: Path) -> Outcome:
+    def work(rank: int) -> lmdp.PrivacyEngine:
+        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(rank)).tolist()
+        return private(perceptron(), Subset(vectors(), order)).run(classify)
+
+    return ranks(work, tmp)
+
+
+@broken("Two ranks are told that their data are parts, and have the whole.", taints=False)
+def whole_data_as_parts(tmp: Path) -> Outcome:
+    return ranks(lambda rank: private(perceptron(), vectors(), sharded=True).run(classify), tmp)
 
 
 def sharded(tmp: Path, world: int) -> Outcome:

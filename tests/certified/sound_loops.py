@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 import lmdp
 from lmdp.guards.looks import steps_among
 from tests.certified import nets
-from tests.certified.case import BATCH, EXAMPLES, PASSES, Table, private
+from tests.certified.case import BATCH, EXAMPLES, PASSES, Outcome, Table, private
 from tests.certified.parts import CLASSES, FEATURES, Tagger, Texts, classify, generator, images, perceptron, vectors
+from tests.certified.ranks import ranks
 from tests.tables import certified
 
 sound = Table()
@@ -253,6 +254,20 @@ def augmented_in_the_dataset(_: Path) -> lmdp.PrivacyEngine:
 @sound("Two processes read the data.", releases=steps_among(2 * EXAMPLES // BATCH))
 def two_workers(_: Path) -> lmdp.PrivacyEngine:
     return private(perceptron(), Augmented(), loading={"num_workers": 2}).run(classify, passes=2)
+
+
+@sound("Two processes train one model together, one of them reading in parts.", releases=PASSES * EXAMPLES // BATCH)
+def two_ranks(tmp: Path) -> Outcome:
+    parts = [None, 4]
+    return ranks(lambda rank: private(perceptron(), vectors(), max_physical_batch_size=parts[rank]).run(classify), tmp)
+
+
+@sound("Two processes train one model together, each with a part of the data.", releases=PASSES * EXAMPLES // BATCH)
+def two_ranks_with_parts(tmp: Path) -> Outcome:
+    def work(rank: int) -> lmdp.PrivacyEngine:
+        return private(perceptron(), Subset(vectors(), range(rank, EXAMPLES, 2)), sharded=True).run(classify)
+
+    return ranks(work, tmp)
 
 
 @sound("Batches are dictionaries.")

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from lmdp.guards import looks
 from lmdp.guards.looks import PARTS, Wish, look
 from lmdp.private.noise import Entropy, Randomness, Seeded
-from lmdp.private.sampling import poisson_loader, sample_rate_of
+from lmdp.private.sampling import poisson_loader
+from lmdp.processes import sample_rate_of
 
 
 def loader(size: int, batch: int, **options: object) -> DataLoader:

@@ -15,7 +15,7 @@ company       what the same examples tell beside others, and without them
 words         what is said of examples that may meet
 independence  all looks at examples that meet, and what they establish
 content       whether something that carries no noise has changed
-processes     whether this process trains alone
+processes     whether this process trains alone, or in a group whose sums are added up
 watch         all guards of one run, in the order in which a step meets them
 """
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lmdp.guards.content import sum_of_bits
 
@@ -102,6 +102,17 @@ class Read:
             if i not in self._read:
                 self._read[i] = self._dataset[i]
         return [self._read[i] for i in indices]
+
+
+@dataclass
+class CollateWithEmpty:
+    """The user's collate function, and the first example in the place of an empty batch."""
+
+    collate: Callable[[list[Any]], Any]
+    dataset: Dataset[Any]
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return self.collate(examples or [self.dataset[0]])
 
 
 def refuse_repeated(dataset: Any) -> None:

@@ -46,6 +46,7 @@ from lmdp.guards.loss import (
     same,
 )
 from lmdp.guards.loss_scale import LossScale, walk
+from lmdp.guards.processes import refuse_running_wrapper
 from lmdp.guards.proof import Reading, shape_of
 from lmdp.guards.replay import RootCall, Sketch, run_again, tolerance_of
 from lmdp.guards.still import Still
@@ -88,8 +89,7 @@ class Independence:
         self._step: tuple[Way, Way] | None = None
         self._handed: Handed | None = None
         self._rows: Tensor | None = None
-        self._hooks = self._seeds = 0
-        self._steps = 0
+        self._hooks = self._seeds = self._steps = 0
         self._looking = self._void = self._no_rows = self._closed = False
         self._collated: bool | None = True
         self._graph: frozenset[tuple[str, str]] = frozenset()
@@ -119,6 +119,7 @@ class Independence:
 
     def after_forward(self, args: Any, kwargs: Any, output: Any) -> Any:
         """Remember the call; give the same outputs back, as others, so that the loss can be told from the model."""
+        refuse_running_wrapper()
         size = leading_dimension((args, kwargs))
         if self._looking or self._void:
             return output
@@ -173,8 +174,7 @@ class Independence:
         call = self._made[-1].call if self._made else None
         given = [leaf.detach() for leaf in (call.inputs() if call is not None else [])]
         inputs, handed = (by_units(t, part.size, rows) for t in (given, self._handed.tensors if self._handed else ()))
-        tolerance = tolerance_of(self.capture, call, sizes_differ=part.still)
-        shared = torch.tensor(part.shared, dtype=torch.long)
+        tolerance, shared = tolerance_of(self.capture, call, sizes_differ=part.still), torch.tensor(part.shared).long()
         sketch = Sketch.of(gradients, self.capture, shared, tolerance, factor=factor)
         drawn = part.drawn or self._drawn()
         new = Part(sketch, inputs, handed, self._step or (), drawn)

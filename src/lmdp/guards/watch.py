@@ -33,18 +33,21 @@ OFF = Verdict(NOT_ESTABLISHED, "nobody looked: check_mixing=False")
 
 
 class Watch:
-    """Of one model. `independence` is None where looking for examples that meet was switched off.
+    """Of one model, in one of so many `processes` that train it together. `independence` is None where looking for
+    examples that meet was switched off.
 
     `at_begin` is called once, before the first private batch is seen.
     """
 
-    def __init__(self, capture: Capture, judgement: Judgement, independence: Independence | None) -> None:
+    def __init__(
+        self, capture: Capture, judgement: Judgement, independence: Independence | None, processes: int = 1
+    ) -> None:
         self.judgement, self.independence = judgement, independence
         self._capture, self._collated = capture, False
         self._stepped, self._inherited_rows = False, ("", "")
         self._kept: list[tuple[int, int]] | None = None
         self.at_begin: Callable[[], object] = lambda: None
-        self._processes = Processes(capture.model, capture.parameters.values(), judgement)
+        self._processes = Processes(capture.model, capture.parameters.values(), judgement, processes)
         self.content = Content(capture.model, capture.parameters, judgement, capture.fetching)
         if independence is not None:
             independence.capture = capture

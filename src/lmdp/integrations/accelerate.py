@@ -27,7 +27,7 @@ from lmdp.integrations.account import TrainerAccount
 from lmdp.integrations.arguments import Refusal
 from lmdp.integrations.loading import TrainerLoader
 from lmdp.integrations.privacy import Privacy
-from lmdp.private.sampling import sample_rate_of, steps_per_pass
+from lmdp.processes import sample_rate_of, steps_per_pass
 
 REFUSALS = (
     Refusal(

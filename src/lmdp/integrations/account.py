@@ -31,7 +31,8 @@ from lmdp.guards import VIOLATED, Verdict, unnoised
 from lmdp.guards.looks import steps_among
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
-from lmdp.private.sampling import PoissonLoader, sample_rate_of, steps_per_pass
+from lmdp.private.sampling import PoissonLoader
+from lmdp.processes import sample_rate_of, steps_per_pass
 
 STATE, STEPS, STATEMENT = "privacy_state.json", "privacy_steps.json", "privacy.json"
 PRIVATE = ("loss", "train_loss")

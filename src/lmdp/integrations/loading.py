@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lmdp.integrations.account import TrainerAccount
-from lmdp.private.sampling import sample_rate_of, steps_per_pass
+from lmdp.processes import sample_rate_of, steps_per_pass
 
 _END = object()
 

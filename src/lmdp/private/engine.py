@@ -23,13 +23,15 @@ from lmdp.lineage import Lineage
 from lmdp.methods import check_source
 from lmdp.opacus import familiar, is_compatible, load_checkpoint, save_checkpoint
 from lmdp.private.clipping import Clipping
-from lmdp.private.noise import Entropy, Randomness, Secure, Seeded
+from lmdp.private.keystream import fresh_key
+from lmdp.private.noise import Entropy, Randomness, Secure, Seeded, Shared
 from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.public import PublicProbe
 from lmdp.private.run import Run
-from lmdp.private.sampling import PoissonLoader, poisson_loader, sample_rate_of, steps_per_pass
+from lmdp.private.sampling import PoissonLoader, poisson_loader
 from lmdp.private.step import Observer, PrivateStep, StepOptions
 from lmdp.private.weights import LayerWeights, refutation, source_for
+from lmdp.processes import Population, agree, on_all, steps_per_pass
 from lmdp.rescaling import Rescaling
 from lmdp.statement import PrivacyStatement
 from lmdp.units import Unit
@@ -63,6 +65,7 @@ class PrivacyEngine:
         self._loader: PoissonLoader | None = None
 
     @familiar
+    @on_all
     def make_private(
         self,
         *,
@@ -94,6 +97,8 @@ class PrivacyEngine:
         allow_large_delta: bool = False,
         diagnostics: bool = False,
         seed: int | None = None,
+        group: Any = None,
+        sharded: bool = False,
     ) -> Three:
         """Attach to a model, its optimizer and its data; from the next `optimizer.step()` on, training is private.
 
@@ -120,44 +125,47 @@ class PrivacyEngine:
         allow_large_delta  let statements have a delta of 1 / examples or more; they are then not certified
         diagnostics      keep un-noised numbers in `engine.diagnostics`: NOT PRIVATE
         seed             makes sampling and noise reproducible, and the run not certified
+        group            processes of torch.distributed that train together; all, unless given. Every one of them calls
+                         this, with the whole data and the batch size of all together (docs/scaling.md)
+        sharded          each process has a part of the data of its own instead
         """
         observer, observed = self._observer, type(self._observer) is not Observer
         self._refuse_second()
         check_setup(module, optimizer, loss_reduction, poisson=poisson_sampling, parts_of=max_physical_batch_size)
-        (rate, size), unit = sample_rate_of(data_loader), Unit.of(data_loader.dataset, unit)
+        population = Population.of(data_loader, group, sharded=sharded, unit=unit)
         layers, mean_loss = LayerMap.chosen(module, layers), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
         check_source(weights, clipping.method, public_data, data_loader.dataset)
-        randomness, loader, log = observer.randomness(self._randomness(seed)), data_loader, None
+        randomness, loader, log = observer.randomness(self._randomness(seed, population)), data_loader, None
         if poisson_sampling:
-            loader = poisson_loader(data_loader, randomness.uniforms, max_physical_batch_size)
+            loader = poisson_loader(data_loader, randomness.uniforms, max_physical_batch_size, population)
             log = loader.log
         keep_freed_memory()
         judgement = Judgement()
         independence = Independence(judgement, mean_loss=mean_loss) if check_mixing else None
-        capture = Capture(module, layers, generic, memory_budget, watcher=independence, rows_each=unit.rows)
+        capture = Capture(module, layers, generic, memory_budget, watcher=independence, rows_each=population.unit.rows)
         try:
-            probe = partial(PublicProbe, capture, public_data, criterion, clipping)
+            probe = partial(PublicProbe, capture, public_data, criterion, clipping, group)
             source = source_for(
                 weights, clipping.method, rates, emphasis, probe, public_every, weight_budget, capture.device
             )
-            mechanism = self._mechanism(clipping, source, float(noise_multiplier), rate, size, unit)
+            mechanism = self._mechanism(clipping, source, float(noise_multiplier), population)
             self.diagnostics = Diagnostics() if diagnostics else None
-            watch = Watch(capture, judgement, independence)
+            watch = Watch(capture, judgement, independence, group.size)
             rescaling = Rescaling.of(clipping.method, weights, max_grad_norm, unit_clip=unit_clip, unit_gain=unit_gain)
-            options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer, rescaling)
-            step = PrivateStep(capture, clipping, source, randomness, mechanism, options)
-            ledger = Ledger(mechanism)
+            options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer, rescaling, group)
+            agree(capture, optimizer, group, mechanism, rates=rates, emphasis=emphasis, every=public_every, seed=seed)
+            step, ledger = PrivateStep(capture, clipping, source, randomness, mechanism, options), Ledger(mechanism)
             private = PrivateOptimizer(optimizer, step, ledger, log, watch)
             sigma, refuted = mechanism.noise_multiplier, refutation(source)
             judgement.note_setup(refuted=refuted, poisson=poisson_sampling, noise=sigma, seed=seed, observed=observed)
-            self._run = Run(capture, step, private, ledger, log, watch, size, self.lineage, allow_large_delta)
+            self._run = Run(capture, step, private, ledger, log, watch, population, self.lineage, allow_large_delta)
         except BaseException:
             capture.detach()
             raise
         if isinstance(loader, PoissonLoader):
-            loader.follow(lambda: ledger.steps, watch, besides=looks_besides)
+            loader.follow(lambda: ledger.steps, watch, besides=looks_besides or group.several)
             self._loader = loader
         return module, optimizer, loader
 
@@ -168,7 +176,7 @@ class PrivacyEngine:
             raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
 
     def _mechanism(
-        self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, rate: float, size: int, unit: Unit
+        self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, population: Population
     ) -> Mechanism:
         return Mechanism(
             method=clipping.method.name,
@@ -176,22 +184,24 @@ class PrivacyEngine:
             clip_norm=clipping.clip_norm,
             sensitivity=clipping.sensitivity,
             noise_multiplier=noise_multiplier,
-            sample_rate=rate,
-            expected_batch_size=rate * size,
             accountant=self.accountant,
             statistic_share=source.share,
-            neighbouring_relation=unit.relation(clipping.method.relation),
-            unit=unit.name,
-            rows_per_unit=unit.rows,
+            neighbouring_relation=population.unit.relation(clipping.method.relation),
+            **population.stated,
         )
 
-    def _randomness(self, seed: int | None) -> Randomness:
+    def _randomness(self, seed: int | None, population: Population) -> Randomness:
+        """Of several processes, the same for all, but for draws among examples of their own."""
+        group, rank = population.group, population.group.rank if population.sharded else None
+        if seed is None and group.several:
+            return Shared(group.secret(fresh_key(), copied=self._secure is None), rank)
         if seed is None:
             return self._secure or Entropy()
         if self._secure is not None:
             raise ValueError(f"seed is {seed}, but secure_mode=True draws noise that nobody can repeat. Choose one.")
-        return Seeded(seed)
+        return Seeded(seed, rank)
 
+    @on_all
     def make_private_with_epsilon(
         self,
         *,
@@ -210,14 +220,14 @@ class PrivacyEngine:
         """
         if "noise_multiplier" in options:
             raise TypeError("make_private_with_epsilon computes noise_multiplier; leave it out, or use make_private")
-        rate, size = sample_rate_of(data_loader)
-        iterations = math.ceil(epochs * steps_per_pass(rate) - 1e-9)
+        population = Population.of(data_loader, options["group"], sharded=bool(options.get("sharded")))
+        iterations = math.ceil(epochs * steps_per_pass(population.rate) - 1e-9)
         if iterations < 1:
             raise ValueError(f"epochs is {epochs}; it must be above 0")
-        steps = steps_left(iterations, options)
-        check_delta(target_delta, size, allowed=bool(options.get("allow_large_delta")))
+        steps = steps_left(iterations, options | ({"looks_besides": True} if population.group.several else {}))
+        check_delta(target_delta, population.size, allowed=bool(options.get("allow_large_delta")))
         target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
-        sigma = calibrate_noise(**target, sample_rate=rate, steps=steps, accountant=self.accountant)
+        sigma = calibrate_noise(**target, sample_rate=population.rate, steps=steps, accountant=self.accountant)
         given: dict[str, Any] = {"module": module, "optimizer": optimizer, "data_loader": data_loader}
         three = self.make_private(**given, noise_multiplier=sigma, max_grad_norm=max_grad_norm, **options)
         ledger = self._attached.ledger

@@ -3,6 +3,7 @@
     Entropy   a stream cipher under a key from the operating system, drawn on and on          (default)
     Seeded    every step has streams of its own, keyed by (seed, step): a resumed run repeats the uninterrupted one
     Secure    as Entropy, and the key cannot be copied                                        (`secure_mode=True`)
+    Shared    as Seeded, under a key from the operating system of the first of several processes, which all have
 
 Guarantee. What is released is the multiple of a public grid that is nearest to sum + noise, divided by a public number.
 The noise is independent of the data, of the sampling and of all noise before, and normal with the deviation asked for:
@@ -25,6 +26,7 @@ under `Seeded` is reproducible, and therefore never certified.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -34,6 +36,7 @@ import torch
 from torch import Tensor
 
 from lmdp.accounting import Grid
+from lmdp.gradients.attach import REGISTRY
 from lmdp.gradients.compiled.far import OnDevice
 from lmdp.gradients.compiled.rounds import Rounded
 from lmdp.gradients.rows import joined
@@ -196,19 +199,22 @@ class Secure(Entropy):
 
 
 class Seeded:
-    """A draw's uniform numbers and a step's noise follow from the seed and their number, whatever came before."""
+    """A draw's uniform numbers and a step's noise follow from the seed and their number, whatever came before.
 
-    def __init__(self, seed: int) -> None:
+    `rank`: of a process that draws among examples of its own.
+    """
+
+    def __init__(self, seed: int, rank: int | None = None) -> None:
         if seed < 0:
             raise ValueError(f"seed is {seed}; it must be a whole number, 0 or more")
-        self._seed = seed
+        self._seed, self._rank = seed, () if rank is None else (rank,)
 
     @property
     def source(self) -> str:
         return "AES-256-CTR keyed by the seed for every step, rounded exactly to a public grid"
 
     def uniforms(self, draw: int, size: int) -> Tensor:
-        return self._stream(_SAMPLING, draw).uniform(size)
+        return self._stream(_SAMPLING, draw, *self._rank).uniform(size)
 
     def noise(self, step: int) -> GaussianNoise:
         return GaussianNoise(self._stream(_NOISE, step))
@@ -218,3 +224,26 @@ class Seeded:
         words = KEY_BYTES // 4
         seeds = np.random.SeedSequence(self._seed, spawn_key=path, pool_size=words)
         return KeyStream(seeds.generate_state(words).astype("<u4").tobytes())
+
+
+class Shared(Seeded):
+    """The same under a secret key. Bits are the host's on every device: generators of two devices may differ."""
+
+    def __init__(self, key: bytes, rank: int | None = None) -> None:
+        super().__init__(0, rank)
+        self._key, self._process = key, REGISTRY.process
+
+    @property
+    def source(self) -> str:
+        return (
+            "AES-256-CTR keyed for every step by the operating system of the first process, which sent the key to the "
+            "others; rounded exactly to a public grid"
+        )
+
+    def _stream(self, *path: int) -> KeyStream:
+        if self._process != REGISTRY.process:
+            raise RuntimeError("this key belongs to the process that forked: its noise would be used twice")
+        return KeyStream(hashlib.blake2b(repr(path).encode(), key=self._key, digest_size=KEY_BYTES).digest())
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the key of several processes cannot be copied or saved: its noise would be used twice")

@@ -14,6 +14,7 @@ from lmdp.accounting import Ledger
 from lmdp.guards import Watch, refuse_scaler
 from lmdp.guards.delivery import Delivery, DeliveryLog
 from lmdp.private.step import PrivateStep
+from lmdp.processes import Parted
 
 
 class PrivateOptimizer:
@@ -39,6 +40,10 @@ class PrivateOptimizer:
         self._original_zero_grad(*args, **kwargs)
 
     def _private_step(self, closure: Any = None) -> Any:
+        with self._step.options.group.reaching_all():
+            return self._checked_step(closure)
+
+    def _checked_step(self, closure: Any) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -61,6 +66,7 @@ class PrivateOptimizer:
                 self._mark_lost()
                 raise
         if last:
+            self._meet(delivery)
             self._ledger.record_step()  # before anything is released: a crash from here on has been paid for
             self._step.options.observer.before_release()
             self._step.release(self._ledger.steps)
@@ -69,6 +75,15 @@ class PrivateOptimizer:
                 self._original_step()
             self._watch.settle()
         return loss
+
+    def _meet(self, delivery: Delivery | None) -> None:
+        """All processes are about to release the same step, or none does."""
+        group, draw = self._step.options.group, -1 if delivery is None else delivery.number
+        try:
+            group.meet(self._ledger.steps + 1, draw, self._watch.content.digest if group.several else 0)
+        except Parted:
+            self._mark_lost()
+            raise
 
     def _check_parameters(self) -> None:
         """Nothing may have become trainable, or stopped being, since the privacy analysis was made."""

@@ -17,6 +17,7 @@ from lmdp.lineage import Lineage, Noted, note_all_but
 from lmdp.private.noise import PROMISE
 from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.step import PrivateStep
+from lmdp.processes import Population, all_hold, everywhere, open_in_any, said_by_all
 from lmdp.statement import PrivacyStatement
 
 
@@ -30,7 +31,7 @@ class Run:
     ledger: Ledger
     log: DeliveryLog | None
     watch: Watch
-    dataset_size: int
+    population: Population
     lineage: Lineage | None
     allow_large_delta: bool
 
@@ -38,6 +39,8 @@ class Run:
         self._noted, self._continues = Noted(self.ledger, self.capture.parameters, self.lineage is None), ""
         self._noted.follow(self)
         self.watch.at_begin = self._begin
+        if self.population.doubt:
+            self.watch.judgement.doubted("sampling", self.population.doubt)
         earlier = sum(ledger.steps for ledger in REGISTRY.notes.setdefault(self.capture.model, []))
         if earlier:
             self.watch.judgement.violated(
@@ -56,7 +59,8 @@ class Run:
         if self.lineage is None:
             note_all_but(self)
             model = self.capture.model
-            self.lineage = Lineage(dict([*model.named_parameters(), *model.named_buffers()]))
+            held = dict([*model.named_parameters(), *model.named_buffers()])
+            self.lineage = Lineage(held, run=self.population.group.name)  # one training, whoever notes it
         self._noted.lineage = self.lineage
         return self.lineage
 
@@ -92,7 +96,7 @@ class Run:
         return {
             "noise_multiplier": mechanism.noise_multiplier,
             "sample_rate": mechanism.sample_rate,
-            "dataset_size": self.dataset_size,
+            "dataset_size": self.population.size,
             "clip_norm": mechanism.clip_norm,
             "method": mechanism.method,
             "weight_source": mechanism.weight_source,
@@ -103,39 +107,43 @@ class Run:
 
     def statement(self, delta: float) -> PrivacyStatement:
         """As of now. What is stated may be released, so the weights are noted with what they cost."""
-        large = check_delta(delta, self.dataset_size, allowed=self.allow_large_delta)
+        large = check_delta(delta, self.population.size, allowed=self.allow_large_delta)
         if large:
             self.watch.judgement.doubted("account", large)
+        verdicts, group = self.verdicts(), self.population.group
         statement = PrivacyStatement.of(
             self.mechanism,
             steps=self.ledger.steps,
-            epsilon=self.epsilon(delta),
+            epsilon=max(group.told(self.epsilon(delta))),  # earlier trainings may be known to one of them only
             delta=delta,
+            dataset_size=self.population.size,
+            processes=group.size,
             sampling="not Poisson (fixed batches)" if self.log is None else "Poisson",
             noise_source=self.step.randomness.source,
-            verdicts=self.verdicts(),
+            verdicts=verdicts,
         )
         self.record(certified=statement.certified)
         return statement
 
     def record(self, *, certified: bool | None = None) -> None:
-        """Note the weights with what they cost, for trainings that go on from them. None: as certified as they are."""
+        """Note the weights with what they cost, for trainings that go on from them. None: as certified as they are;
+        of several processes none knows that of the others, unless all ask for it."""
         if self._noted.is_due:
             if certified is None:
-                certified = all(verdict.holds for verdict in self.verdicts().values())
+                certified = not self.population.group.several and all_hold(self.verdicts())
             self.open_lineage()
             self._noted.record(certified=certified)
 
     def state(self) -> dict[str, Any]:
         """What a run that goes on from this one must know of it."""
-        self.verdicts()  # also where a statement was made before: what happened since is looked at
-        self.record()
+        verdicts, group = self.verdicts(), self.population.group  # also after a statement: what happened since counts
+        self.record(certified=all_hold(verdicts))
         return {
             "identity": self.identity,
             "steps": self.ledger.steps,
             "source": self.step.source.state(),
-            "said": self.watch.judgement.state(),
-            "open": self.watch.open_state(),
+            "said": said_by_all(group, self.watch.judgement),
+            "open": open_in_any(group, self.watch.open_state()),
             **self.open_lineage().state(),
             "parameters": digest_of(self.capture.parameters),
         }
@@ -154,9 +162,11 @@ class Run:
         self._continues = str(state.get("parameters", ""))
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Of every assumption, as of now."""
-        guards = self.watch.verdicts()
-        return self.watch.judgement.verdicts(
+        """Of every assumption, as of now, on all processes."""
+        guards, group = self.watch.verdicts(), self.population.group
+        if group.parted:
+            self.watch.judgement.violated("process", group.parted)
+        here = self.watch.judgement.verdicts(
             {
                 **guards,
                 "sampling": self._sampling(guards["sampling"]),
@@ -165,6 +175,8 @@ class Run:
                 "account": self._account(),
             }
         )
+        digest = digest_of(self.capture.parameters) if group.several else ""
+        return everywhere(group, self.watch.judgement, here, digest)
 
     def _account(self) -> Verdict:
         lineage = self.open_lineage()

@@ -6,15 +6,14 @@ other example's uniform number, so under the relation "add or remove one example
 mechanism. Batches vary in size and may be empty; an empty batch is still a step.
 
 Assumes that the uniform numbers are independent, secret, and those of the draw's number (`noise.py`); that the loop
-steps what it is handed, which `guards/delivery.py` checks; and that N, and with it q, is public.
+steps what it is handed, which `guards/delivery.py` checks; and that N, and with it q, is public. Of several processes
+each hands out its share of a draw (`processes/population.py`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -32,13 +30,11 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lmdp.guards import Read, Watch, refuse_repeated
+from lmdp.guards import Read, Watch
 from lmdp.guards.delivery import Delivery, DeliveryLog
+from lmdp.guards.handed import CollateWithEmpty
 from lmdp.guards.looks import Looks
-
-Uniforms = Callable[[int, int], Tensor]
-"""(number of the draw, how many) → that many independent uniform numbers in [0, 1)."""
-
+from lmdp.processes import Population, Uniforms, sample_rate_of, steps_per_pass
 
 WHOLE_BATCHES = "__lmdp_examples_at__"
 """A dataset whose class has a method of this name gives whole batches by it: indices → what collating gives."""
@@ -197,49 +193,20 @@ class PoissonLoader(DataLoader[Any]):
         return getattr(self.dataset, WHOLE_BATCHES)(at)
 
 
-@dataclass
-class CollateWithEmpty:
-    """The user's collate function, and the first example in the place of an empty batch."""
-
-    collate: Callable[[list[Any]], Any]
-    dataset: Dataset[Any]
-
-    def __call__(self, examples: list[Any]) -> Any:
-        return self.collate(examples or [self.dataset[0]])
-
-
-def sample_rate_of(loader: DataLoader[Any]) -> tuple[float, int]:
-    """(q, N): the rate at which a loader of fixed-size batches uses each example, and how many there are."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "the data loader reads an IterableDataset, whose examples cannot be drawn independently. "
-            "Use a dataset with __len__ and __getitem__."
-        )
-    refuse_repeated(loader.dataset)
-    size = len(loader.dataset)  # type: ignore[arg-type]
-    batch = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if size == 0:
-        raise ValueError("the data loader's dataset is empty; private training needs at least 1 example")
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError("the data loader has no batch_size, so the sampling rate is unknown. Construct it with one.")
-    return min(1.0, batch / size), size
-
-
-def steps_per_pass(rate: float) -> int:
-    """Draws in one pass over a loader: so many that each example is expected once."""
-    return math.ceil(1 / rate - 1e-9)
-
-
 def poisson_loader(
-    loader: DataLoader[Any], uniforms: Uniforms, max_physical_batch_size: int | None = None
+    loader: DataLoader[Any],
+    uniforms: Uniforms,
+    max_physical_batch_size: int | None = None,
+    whole: Population | None = None,
 ) -> PoissonLoader:
     """The same dataset, workers and collation under Poisson sampling of the same expected batch size.
 
-    One pass makes ceil(N / batch size) draws.
+    One pass makes ceil(N / batch size) draws. `whole`: the data of several processes together.
     """
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ValueError(f"max_physical_batch_size is {max_physical_batch_size}; it must be 1 or more")
     rate, size = sample_rate_of(loader)
+    rate, uniforms = (rate, uniforms) if whole is None else (whole.rate, whole.uniforms(uniforms))
     drawn_by = [type(loader.batch_sampler), type(loader.sampler)]
     if drawn_by[0] is not BatchSampler or drawn_by[1] not in (RandomSampler, SequentialSampler):
         raise ValueError(

@@ -1,7 +1,8 @@
 """The private step: the one place where private gradients become values that may leave.
 
     absorb   per-example norms [B, L] → scales [B, L] → weighted sums, added up over the parts of a batch
-    release  (w_l · sum + noise, on the grid) / expected batch size → `.grad`
+    release  (w_l · sum + noise, on the grid) / expected batch size → `.grad`; of several processes the sum over all
+             of them, with one noise (`processes/sums.py`)
 
 Guarantee. What `release` writes, and what it tells the source of the weights, depends on an example only through
 sums that the example moves by at most the mechanism's sensitivity (the gradient) and by at most 1 (the statistic),
@@ -14,7 +15,7 @@ Assumes bounded contributions (`clipping.py`), weights fixed before the batch wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,19 +28,8 @@ from lmdp.gradients.rows import dot_product
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.noise import Noised, Randomness
 from lmdp.private.weights import BatchView, LayerWeights, shares
+from lmdp.processes import Group, Sums
 from lmdp.rescaling import Rescaling
-
-
-@dataclass
-class Sums:
-    """What has been added up of the current batch. Everything in here is private until noise is added."""
-
-    clipped: dict[str, Tensor]
-    raw: dict[str, Tensor]
-    shares: Tensor
-    norms: list[Tensor]
-    examples: int = 0
-    nonfinite: int = 0
 
 
 class Observer:
@@ -68,13 +58,14 @@ class Observer:
 class StepOptions:
     """mean_loss: whether the loss divides by the number of examples, which is undone. allow_unused: whether parameters
     that a pass does not reach count as zero. diagnostics: where un-noised numbers go, if anywhere. rescaling: of what
-    was released."""
+    was released. group: the processes whose sums are added up."""
 
     mean_loss: bool = True
     allow_unused: bool = False
     diagnostics: Diagnostics | None = None
     observer: Observer = Observer()  # noqa: RUF009  (it has no state)
     rescaling: Rescaling = Rescaling()  # noqa: RUF009  (frozen)
+    group: Group = field(default_factory=Group)
 
 
 class PrivateStep:
@@ -130,11 +121,12 @@ class PrivateStep:
     def release(self, number: int) -> None:
         """Write the noisy, averaged gradient of the batch to every parameter's `.grad`. Steps are numbered from 1.
 
-        Sum, noise, round to the public grid, then divide.
+        Sum (over all processes, if there are several), noise, round to the public grid, then divide.
         """
         with full_precision(self.capture.device):
-            sums, self._sums = self._sums, self._fresh()
-            mechanism, parameters = self.mechanism, self.capture.parameters
+            sums, self._sums, parameters = self._sums, self._fresh(), self.capture.parameters
+            sums = sums.over(self.options.group, parameters, raw=self._keep_raw, norms=self._keep_norms)
+            mechanism = self.mechanism
             w = self.source.weights(lambda: self._view(sums))  # [L]
             clipped = dict(sums.clipped) if self.options.diagnostics is not None else sums.clipped
             gradient = Noised(

@@ -1,0 +1,243 @@
+"""The processes of one training, and all that they say to each other.
+
+    meet       before every release: all are at the same step of the same model, or all stop
+    added      sums over the processes, in flat buckets
+    gathered   what each of them has to say; `same`: what the first one says
+
+Every exchange begins with a record of fixed length from each process, in which it says what it is about to do. So a
+process that has failed, that is elsewhere, or that is gone is noticed by all the others, and nobody waits for what
+nobody sends. One process alone is a group too: then nothing is sent.
+
+`torch.distributed` does the work. Sums go over the group that the user has set up; records are small and go over the
+host's network (gloo), so that no device is waited for.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+STEP, WORDS, FAILED = 0, 1, 2
+RECORD = struct.Struct("<5q470s")
+"""What it is about; numbers; and, of a failure, its message."""
+BUCKET = 25 * 2**20
+"""Bytes that are sent at a time."""
+AGAIN = "Start the training again; with a checkpoint it goes on after the last step that was saved."
+
+ALL_ASK = (
+    "some processes ask for a privacy statement, a saved state or make_private, and others make a step: call "
+    "privacy_statement, state_dict and make_private on every process, also where only one of them uses the result."
+)
+
+
+class Parted(RuntimeError):
+    """The processes of a training are no longer together: one has failed, is elsewhere, or is gone."""
+
+
+class Group:
+    """`given`: a process group of torch.distributed, or None for all of its processes, if there are several.
+
+    name  of the training, the same everywhere; "" for one process
+    parted
+          why the processes went separate ways, if they did
+    sent  bytes that this process has given to be added up, and in records
+    """
+
+    def __init__(self, given: Any = None) -> None:
+        self._group = _process_group(given)
+        self.rank = 0 if self._group is None else dist.get_rank(self._group)
+        self.size = 1 if self._group is None else dist.get_world_size(self._group)
+        self._records = self._group
+        self._lost = self.parted = ""
+        self._exchanges = 0
+        self.sent = 0
+        if self._group is not None and dist.get_backend(self._group) != "gloo":
+            self._records = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
+        self.name: str = self.same(secrets.token_hex(16)) if self.several else ""
+
+    @property
+    def several(self) -> bool:
+        return self.size > 1
+
+    @property
+    def lost(self) -> str:
+        """Why the others can no longer be asked; "" if they can."""
+        return self._lost
+
+    def meet(self, step: int, draw: int, digest: int) -> None:
+        """All are about to release this step, of the draw of this number, for parameters of this digest."""
+        if not self.several:
+            return
+        try:
+            self._compare(step, self._exchange(STEP, step, draw, digest))
+        except Parted as error:
+            self.parted = str(error)
+            raise
+
+    def _compare(self, step: int, records: Sequence[tuple[int, ...]]) -> None:
+        if len({record[0] for record in records}) > 1:
+            raise Parted(ALL_ASK)
+        if len({record[:3] for record in records}) > 1:
+            places = ", ".join(f"process {rank}: step {r[1]}, draw {r[2]}" for rank, r in enumerate(records))
+            raise Parted(
+                f"the processes are not at the same step ({places}). Run the same loop over the data loader of "
+                "make_private on every process, and step every batch that it hands out."
+            )
+        if len({record[3] for record in records}) > 1:
+            raise Parted(
+                f"before step {step} the parameters are not the same on all processes: something changed them on some "
+                "only (a learning rate that follows batches instead of steps, weights loaded on one process, an "
+                f"optimizer with other settings). Do the same on every process. {AGAIN}"
+            )
+
+    @contextmanager
+    def reaching_all(self) -> Iterator[None]:
+        """An error inside is raised by every process at its next exchange."""
+        try:
+            yield
+        except Parted:
+            raise
+        except Exception as error:
+            if self.several and not self._lost:
+                told = f"{type(error).__name__}: {' '.join(str(error).split())}".encode()[:470]
+                with suppress(Parted):
+                    records = self._exchange(FAILED, text=told)
+                    self.parted = "" if all(r[0] == FAILED for r in records) else told.decode(errors="replace")
+            raise
+
+    def added(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Each tensor's sum over all processes. They must be of the same shapes and types everywhere.
+
+        What fills a bucket alone is added up in its place.
+        """
+        if not self.several:
+            return list(tensors)
+        totals: list[Tensor] = []
+        for parts in _buckets(tensors):
+            flat = torch.cat([part.reshape(-1) for part in parts]) if len(parts) > 1 else parts[0].reshape(-1)
+            with self._together():
+                dist.all_reduce(flat, group=self._group)
+            self.sent += flat.nbytes
+            ends = flat.split([part.numel() for part in parts])
+            totals += [end.view(part.shape) for end, part in zip(ends, parts)]
+        return totals
+
+    def gathered(self, word: Any) -> list[Any]:
+        """What every process says, in the order of their ranks. All must ask for it."""
+        if not self.several:
+            return [word]
+        self._exchanges += 1
+        records = self._exchange(WORDS, self._exchanges)
+        if len({record[:2] for record in records}) > 1:
+            raise Parted(ALL_ASK)
+        words: list[Any] = [None] * self.size
+        with self._together():
+            dist.all_gather_object(words, word, group=self._records)
+        return words
+
+    def told(self, word: Any) -> list[Any]:
+        """The same; only this one's word where others are gone (`lost`)."""
+        try:
+            return self.gathered(word)
+        except Parted:
+            if not self._lost:
+                raise
+            return [word]
+
+    def same(self, word: Any) -> Any:
+        """What the first process says."""
+        return self.gathered(word if self.rank == 0 else None)[0]
+
+    def secret(self, key: bytes, *, copied: bool) -> bytes:
+        """The first one's key, on all. `copied`: whether it may be."""
+        if not copied:
+            raise ValueError(
+                f"secure_mode=True keeps the key in one process, but {self.size} must have it to make the same noise. "
+                "Leave secure_mode out (the key then comes from the operating system, and is sent to all), or train in "
+                "one process."
+            )
+        return bytes(self.same(key))
+
+    def agreed(self, facts: dict[str, Any]) -> None:
+        """Refuse to go on where these are not the same on all processes."""
+        every = self.gathered(facts)
+        differing = [name for name in facts if any(other.get(name) != facts[name] for other in every)]
+        if differing:
+            values = "; ".join(f"{name}: {', '.join(str(other.get(name)) for other in every)}" for name in differing)
+            raise ValueError(
+                f"the processes of this training are not set up alike ({values}, in the order of their ranks). Start "
+                "all of them with the same program, versions, settings and data."
+            )
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Every process has the first one's values from here on."""
+        for tensor in tensors if self.several else ():
+            with self._together(), torch.no_grad():
+                dist.broadcast(tensor.detach(), group_src=0, group=self._group)
+
+    def _exchange(self, kind: int, *numbers: int, text: bytes = b"") -> list[tuple[int, ...]]:
+        """The records of all; raises what one of them has told to have failed."""
+        if self._lost:
+            raise Parted(self._lost)
+        three = (*numbers, 0, 0, 0)[:3]
+        mine = torch.frombuffer(bytearray(RECORD.pack(kind, *three, len(text), text)), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._together():
+            dist.all_gather(every, mine, group=self._records)
+        self.sent += len(mine)
+        records = [RECORD.unpack(record.numpy().tobytes()) for record in every]
+        failures = [(rank, r[5][: r[4]].decode(errors="replace")) for rank, r in enumerate(records) if r[0] == FAILED]
+        if kind != FAILED and failures:
+            rank, told = failures[0]
+            raise Parted(f"process {rank} of {self.size} failed: {told}")
+        return [record[:4] for record in records]
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What torch says of a connection that broke is said in words."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._lost = (
+                f"another process of this training is gone, or gave no answer in time ({_short(error)}). Look at what "
+                f"it printed. {AGAIN}"
+            )
+            raise Parted(self._lost) from error
+
+
+def _process_group(given: Any) -> Any:
+    if given is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        given = dist.group.WORLD
+    if given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "group is one that this process does not belong to. Call make_private only on processes of the group."
+        )
+    return given
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type and device, up to the size of a bucket."""
+    for _, alike in groupby(tensors, key=lambda t: (t.dtype, t.device)):
+        bucket: list[Tensor] = []
+        room = BUCKET
+        for tensor in alike:
+            if bucket and tensor.nbytes > room:
+                yield bucket
+                bucket, room = [], BUCKET
+            bucket.append(tensor)
+            room -= tensor.nbytes
+        yield bucket
+
+
+def _short(error: BaseException) -> str:
+    """Its first line, without the place in torch's own source."""
+    first = str(error).strip().partition("\n")[0]
+    return first.rpartition("] ")[2][:200]

@@ -1,0 +1,134 @@
+"""The same weights, and the same promise, for any number of processes and any parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Subset
+
+from lmdp.private.noise import Seeded, Shared
+from lmdp.processes import Group, Population
+from tests.processes.crew import Crew
+from tests.processes.train import BATCH, EXAMPLES, Trained, data, train, work
+from tests.tables import Choice, choices
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def away(some_weights: Trained, others: Trained) -> float:
+    return float((some_weights.flat - others.flat).norm() / others.flat.norm())
+
+
+def check(alone: Trained, together: list[Trained], tolerance: float) -> None:
+    """All processes have the very same bits, and those of one process up to rounding."""
+    for one in together:
+        assert torch.equal(one.flat, together[0].flat)
+        assert away(one, alone) <= tolerance
+        differing = {key for key, value in one.statement.items() if value != alone.statement[key]}
+        assert differing <= {"processes", "verdicts"}
+        assert one.statement["processes"] == len(together)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("choice", choices(), ids="-".join)
+def test_one_two_and_three_processes_make_the_same_model(
+    pair: Crew, trio: Crew, choice: Choice, dtype: torch.dtype
+) -> None:
+    quick: dict[str, Any] = {"check_mixing": False}
+    alone = train(*choice, dtype, **quick)
+    check(alone, pair(work, (*choice, dtype), quick), TOLERANCE[dtype])
+    in_parts = trio(work, (*choice, dtype), quick | {"max_physical_batch_size": 2})
+    assert len({one.parts for one in in_parts}) > 1
+    check(alone, in_parts, TOLERANCE[dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", choices(), ids="-".join)
+def test_looks_change_nothing_of_the_answer(pair: Crew, choice: Choice) -> None:
+    check(train(*choice), pair(work, choice, {}), 1e-5)
+    check(train(*choice), pair(work, choice, {"max_physical_batch_size": 4}), 1e-5)
+
+
+def test_processes_without_examples_and_draws_without_any_are_steps_like_others(trio: Crew) -> None:
+    """At this rate most draws leave a process with nobody, and some leave all."""
+    rare = {"dataset": Subset(data(), range(20)), "batch_size": 1, "check_mixing": False, "allow_large_delta": True}
+    check(train(**rare), trio(work, (), rare), 1e-5)
+
+
+def test_without_a_seed_all_processes_have_the_same_weights_and_one_certified_statement(pair: Crew) -> None:
+    first, second = pair(work, (), {"seed": None})
+    assert torch.equal(first.flat, second.flat)
+    assert first.statement == second.statement
+    assert first.statement["certified"], first.statement["reasons"]
+    stated = {name: first.statement[name] for name in ("dataset_size", "expected_batch_size", "sample_rate", "steps")}
+    assert stated == {
+        "dataset_size": EXAMPLES,
+        "expected_batch_size": BATCH,
+        "sample_rate": BATCH / EXAMPLES,
+        "steps": 20,
+    }
+    again, _ = pair(work, (), {"seed": None})
+    assert not torch.equal(first.flat, again.flat)
+
+
+def part(rank: int, size: int) -> Any:
+    return Subset(data(torch.float64), range(rank, EXAMPLES, size))
+
+
+def sharded(options: dict[str, Any]) -> Trained:
+    group = Group()
+    return train(dtype=torch.float64, dataset=part(group.rank, group.size), sharded=True, **options)
+
+
+def test_processes_with_parts_of_their_own_add_up_to_the_whole(trio: Crew) -> None:
+    """Where everybody is drawn, the sum is that of all examples, whoever has them."""
+    everybody = {"check_mixing": False, "batch_size": EXAMPLES, "steps": 6}
+    alone = train(dtype=torch.float64, **everybody)
+    together = trio(sharded, everybody)
+    check(alone, together, 1e-12)
+
+
+def test_processes_with_parts_of_their_own_are_certified_for_the_whole(pair: Crew) -> None:
+    first, second = pair(sharded, {"seed": None})
+    assert torch.equal(first.flat, second.flat)
+    assert first.statement["certified"], first.statement["reasons"]
+    assert (first.statement["dataset_size"], first.statement["sample_rate"]) == (EXAMPLES, BATCH / EXAMPLES)
+
+
+class Place(Group):
+    """One of several processes, of which there is only this."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+
+
+@given(seed=st.integers(0, 2**32), draw=st.integers(0, 50), size=st.integers(1, 8), rate=st.floats(0.01, 1.0))
+def test_the_union_of_all_shares_is_the_draw_of_one_process(seed: int, draw: int, size: int, rate: float) -> None:
+    uniforms, examples = Seeded(seed).uniforms, 57
+
+    def drawn(rank: int, size: int) -> Tensor:
+        numbers = Population(rate, examples, Place(rank, size)).uniforms(uniforms)(draw, examples)
+        return (numbers < rate).nonzero().squeeze(1)
+
+    shares = [drawn(rank, size) for rank in range(size)]
+    assert torch.cat(shares).sort().values.tolist() == drawn(0, 1).tolist()
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_bits_of_one_key_differ_by_draw_by_rank_and_from_the_noise() -> None:
+    """And are the same again for the same draw, which is what processes have in common."""
+    key = bytes(range(32))
+    streams = [Shared(key, rank).uniforms(draw, 4) for rank in (None, 0, 1) for draw in (0, 1, 2)]
+    assert len({tuple(stream.tolist()) for stream in streams}) == len(streams)
+    assert torch.equal(Shared(key, 1).uniforms(2, 4), streams[-1])
+    words = [Shared(key)._stream(kind, number).words(4) for kind in (0, 1) for number in (1, 2)]
+    assert len({tuple(word.tolist()) for word in words}) == 4
+    with pytest.raises(TypeError, match="cannot be copied"):
+        __import__("copy").deepcopy(Shared(key))
