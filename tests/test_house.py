@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "membership",
             "methods",
         ),
-        *("models", "private", "report", "risk", "statement", "units"),
+        *("models", "private", "processes", "report", "risk", "statement", "units"),
     },
     "__main__": {"app"},
     "__init__": {

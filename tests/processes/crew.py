@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds after which an answer is not waited for."""
 
 

@@ -12,6 +12,7 @@ account      what was spent before a run, and whether what it publishes is publi
 chosen       an audit of examples that somebody chose, kept beside the run's own
 network      the model of a run: built, begun with given weights, tried out
 training     one model trained in a run folder, to be stopped and continued at any step
+together     the same training by several processes, of which one writes
 descent      the optimizer of a run, and its learning rate over the steps
 reports      run folders read back: numbers to compare, and the story that a report tells
 references   a run's training again, on random halves of the examples that are audited

@@ -61,7 +61,11 @@ def plant(config: Config, source: Source, folders: Sequence[RunFolder], say: Say
         raise ValueError(
             f"{folders[0].path} was trained with canaries, but private/canaries.txt is gone: nobody knows who was in"
         )
-    key = planting.new_key(config.seed) if kept is None else kept.key
+    return planted(config, source, planting.new_key(config.seed) if kept is None else kept.key, say)
+
+
+def planted(config: Config, source: Source, key: bytes, say: Say) -> Planting:
+    """The canaries of this key."""
     ordinary, images = _made(config, source, key, say)
     included = planting.tossed(images.contents(), key)
     train = ordinary.joined(images.take(np.flatnonzero(included).tolist()))

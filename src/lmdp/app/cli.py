@@ -25,8 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(argv)
     arguments.command_line = shlex.join(["lmdp", *argv])
-    show = Show(quiet=arguments.quiet or arguments.json)
+    show = Show(quiet=arguments.quiet or arguments.json or not _is_first())
     try:
+        _refuse_several(arguments.command)
         result = COMMANDS[arguments.command](arguments, show)
     except (KeyboardInterrupt, BrokenPipeError):
         again = f". Continue with: {_resuming(argv, arguments.out)}" if "resume" in arguments else ""
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("LMDP_DEBUG"):
             raise
         return _fail(f"error: {_one_line(error)}", 2)
-    _print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])
+    if _is_first():
+        _print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])
     return int(result.get("code", 0))
 
 
@@ -106,10 +108,16 @@ def _train(arguments: Namespace, show: Show) -> Result:
         _say_all([*look_ahead(config), *said], show)
     from lmdp.app import pipeline
     from lmdp.app.reports import summary
+    from lmdp.app.together import follow, processes
     from lmdp.app.training import accuracies_of
     from lmdp.private import PrivacyStatement
 
-    folder = pipeline.train(config, arguments.out, show, command=arguments.command_line, resume=arguments.resume)
+    with processes() as group:
+        if group.rank:
+            follow(group)
+            return {"text": "", "json": {}}
+        settings: dict[str, Any] = {"command": arguments.command_line, "resume": arguments.resume}
+        folder = pipeline.train(config, arguments.out, show, group=group, **settings)
     privacy = json.loads((folder / "privacy.json").read_text())
     last = folder.metrics()[-1]
     first = "" if last["test_accuracy"] is None else f"test accuracy {accuracies_of(last)}\n"
@@ -340,8 +348,27 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"lmdp: {message}", file=sys.stderr)  # noqa: T201
+    """Of several processes the first one says it, which knows of all; and any that is left by another."""
+    if _is_first() or "another process of this training is gone" in message:
+        print(f"lmdp: {message}", file=sys.stderr)  # noqa: T201
     return code
+
+
+def _is_first() -> bool:
+    """Whether this process is the first, or the only one, that torchrun has started."""
+    return not _several() or os.environ.get("RANK") == "0"
+
+
+def _several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _refuse_several(command: str) -> None:
+    if _several() and command != "train":
+        raise ValueError(
+            f"lmdp {command} runs in one process, and torchrun has started {os.environ['WORLD_SIZE']}. Start it "
+            "without torchrun; only lmdp train uses several."
+        )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
 from lmdp.methods import METHODS, SOURCES
 from lmdp.private import PrivacyStatement
+from lmdp.processes import Group
 from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
 from lmdp.risk.shadow import Schedule
@@ -119,10 +120,12 @@ def train(
     source: Source | None = None,
     risk: RiskProfile | None = None,
     beside: Sequence[Path] = (),
+    group: Group | None = None,
 ) -> RunFolder:
     """One run folder with a trained model, its metrics, its privacy statement and a report.
 
-    Canaries are in or out as in the runs `beside` it, so that these compare fairly.
+    Canaries are in or out as in the runs `beside` it, so that these compare fairly. `group`: processes that train
+    together, of which this is the first; the others follow (`together.follow`).
     """
     folder = RunFolder(out)
     with folder.claim():
@@ -144,7 +147,9 @@ def train(
             show.say(f"note: {risk.note}")
         if members is not None and (changes := members.held_out_changes(source.held_out)):
             show.say(f"note: the examples kept out of training have changed: compared with those so far, {changes}")
-        job = training.prepare(config, model, source.train, risk=risk, public=public, account=account)
+        if group is not None:
+            group.same(Beginning(config, risk, account.lineage.run, None if planting is None else planting.key))
+        job = training.prepare(config, model, source.train, risk=risk, public=public, account=account, group=group)
         begin(account, members, planting, folder)
         write_card(folder, config, source, model)
         folder.begin(config)
@@ -272,6 +277,16 @@ def audit_file(embeddings: Path, page: Path, run: Path | None = None) -> AuditRe
     write_json(page.with_suffix(".json"), report.to_dict())
     report.to_html(page)
     return report
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the other processes must know to train with the first: the name of the run, and the key of its canaries."""
+
+    config: Config
+    risk: RiskProfile | None
+    run: str
+    key: bytes | None
 
 
 @dataclass(frozen=True)

@@ -134,14 +134,17 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask the loop to stop after the current step; a second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM ask the loop to stop after the current step; a Ctrl-C after that stops at once.
+
+    (torchrun passes a Ctrl-C on as SIGTERM, to processes that have had it.)
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
 
     def ask(number: int, _: Any) -> None:
-        if asked.is_set():
+        if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.set()
 

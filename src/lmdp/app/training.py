@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from lmdp.methods import METHODS
 from lmdp.models import Inputs, scores_of
 from lmdp.models import run as run_model
 from lmdp.private import PrivacyEngine, PrivacyStatement
+from lmdp.processes import Group
 from lmdp.risk import RiskProfile
 from lmdp.units import Views
 
@@ -53,6 +55,7 @@ class Job:
     total: int
     account: Account
     average: WeightAverage | None = None
+    group: Group = field(default_factory=Group)
     _plain_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +83,8 @@ class Job:
     def begin_step(self) -> None:
         """Dropout follows from seed and step, so that a resumed run repeats it."""
         if self.config.seed is not None:
-            seed = int(np.random.SeedSequence([self.config.seed, self.steps]).generate_state(1)[0])
+            path = [self.config.seed, self.steps, *([self.group.rank] if self.group.rank else [])]
+            seed = int(np.random.SeedSequence(path).generate_state(1)[0])
             torch.default_generator.manual_seed(seed)
 
     def step(self, inputs: Inputs, labels: Tensor) -> None:
@@ -119,25 +123,21 @@ class Job:
             },
         )
 
-    def privacy(self) -> dict[str, Any]:
-        """The content of privacy.json."""
-        examples = {"examples": dict(self.account.examples)} if self.account.examples else {}
-        return {**self.statement().to_dict(), "account": list(self.account.said), **examples}
-
-    def spent(self) -> tuple[Spending, ...]:
-        """For the weights as they are now."""
+    def told(self) -> tuple[dict[str, Any], tuple[Spending, ...]]:
+        """The content of privacy.json, and what was spent for the weights as they are now. All processes ask."""
         statement = self.statement()
-        private = self.engine is not None
-        return self.account.lineage.spent(
-            statement.noise_multiplier, statement.sample_rate, self.steps, certified=not private or statement.certified
-        )
+        examples = {"examples": dict(self.account.examples)} if self.account.examples else {}
+        certified = self.engine is None or statement.certified
+        sigma, rate = statement.noise_multiplier, statement.sample_rate
+        spent = self.account.lineage.spent(sigma, rate, self.steps, certified=certified)
+        return {**statement.to_dict(), "account": list(self.account.said), **examples}, spent
 
-    def release(self) -> None:
+    def release(self, spent: tuple[Spending, ...]) -> None:
         """Remember the weights as they are now: whoever trains on from them begins after what they cost."""
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.account.lineage.record(trained, self.spent())
+        self.account.lineage.record(trained, spent)
         if self.average is not None:
-            self.account.lineage.record(self.average.weights, self.spent())
+            self.account.lineage.record(self.average.weights, spent)
 
     def checkpoint(self, metrics: list[dict[str, Any]]) -> Checkpoint:
         engine = {"steps": self.steps} if self.engine is None else self.engine.state_dict()
@@ -175,12 +175,13 @@ def prepare(
     account: Account | None = None,
     engine: PrivacyEngine | None = None,
     diagnostics: bool = False,
+    group: Group | None = None,
 ) -> Job:
     """Model, optimizer and loader for the configured method; the noise is calibrated here.
 
     With `diagnostics`, the engine keeps numbers of un-noised gradients: not private, for experiments on public data.
     """
-    account = account or Account(Lineage({}))
+    account, group = account or Account(Lineage({})), group or Group()
     private = cast(Dataset[Any], private)
     size = len(private)  # type: ignore[arg-type]
     batch, method = config.batch_for(size), METHODS[config.method]
@@ -195,6 +196,11 @@ def prepare(
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
     if not method.private:
+        if group.several:
+            raise ValueError(
+                f"method is {config.method!r}, which is not private, and trains in one process only. Start it without "
+                "torchrun, or choose a private method."
+            )
         order = EpochOrder(size, batch, config.seed or 0)
         shuffled = DataLoader(loader.dataset, batch_size=batch, sampler=order, collate_fn=loader.collate_fn)
         job = Job(config, model, optimizer, shuffled, None, total, account)
@@ -226,9 +232,10 @@ def prepare(
         seed=config.seed,
         allow_large_delta=config.allow_large_delta,
         diagnostics=diagnostics,
+        group=group,
         **options,
     )
-    return Job(config, model, optimizer, loader, engine, total, account)
+    return Job(config, model, optimizer, loader, engine, total, account, group=group)
 
 
 def _loss(output: Any, labels: Tensor) -> Tensor:
@@ -264,19 +271,19 @@ def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: S
         stop_signals() as stop,
         Board(folder.path, job.steps) as board,
     ):
-        for _ in _steps(job):
+        for _ in steps_of(job, stop):
             clock.draw(bar, job)
-            if _evaluation_due(job) or stop.is_set():
+            if evaluation_due(job) or job.group.stop_asked:
                 metrics.append(_row(job, test, clock))
                 _publish(job, folder, metrics, board)
                 bar.to(job.steps, _summary(metrics[-1]))
-            if stop.is_set() and job.steps < job.total:
+            if job.group.stop_asked and job.steps < job.total:
                 raise Interrupted(f"stopped after step {job.steps} of {job.total}; the run can be resumed")
         if not metrics or metrics[-1]["step"] < job.steps:  # the last steps were lost, and there are none left
             metrics.append(_row(job, test, clock))
             _publish(job, folder, metrics, board)
-    privacy, spent = job.privacy(), job.spent()
-    job.release()
+    privacy, spent = job.told()
+    job.release(spent)
     if job.engine is not None:
         job.engine.detach()
     if job.average is not None:  # before the model, with which a run is finished
@@ -288,7 +295,7 @@ def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: S
 
 def run_through(job: Job, after: Callable[[int], None] = lambda step: None) -> nn.Module:
     """Train to the end without keeping anything but the model. `after` every step it is told which it was."""
-    for step in _steps(job):
+    for step in steps_of(job):
         after(step)
     return job.model
 
@@ -299,8 +306,9 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     A new run saves its untrained model, which costs nothing, so that there is always a checkpoint to go back to.
     """
     checkpoint = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
+    job.group.same(checkpoint)
     if checkpoint is None:
-        write_json(folder / "privacy.json", job.privacy())
+        write_json(folder / "privacy.json", job.told()[0])
         folder.publish(job.checkpoint([]), job.config.keep_checkpoints)
         return []
     job.restore(checkpoint)
@@ -309,7 +317,7 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     return [dict(row) for row in checkpoint.metrics]
 
 
-def _steps(job: Job) -> Iterator[int]:
+def steps_of(job: Job, stop: threading.Event | None = None) -> Iterator[int]:
     """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step.
 
     Without a seed nobody knows what dropout draws. It is seeded once: a look at a batch must be able to repeat it.
@@ -320,6 +328,8 @@ def _steps(job: Job) -> Iterator[int]:
             before = job.steps
             job.begin_step()
             job.step(inputs, labels)
+            if stop is not None and stop.is_set():
+                job.group.ask_to_stop()
             if job.steps > before:
                 if job.average is not None:
                     job.average.update()
@@ -328,7 +338,7 @@ def _steps(job: Job) -> Iterator[int]:
                 return
 
 
-def _evaluation_due(job: Job) -> bool:
+def evaluation_due(job: Job) -> bool:
     return job.steps == job.total or job.steps % (job.config.evaluate_every * job.steps_per_epoch) == 0
 
 
@@ -354,8 +364,9 @@ def _average_accuracy(model: nn.Module, average: WeightAverage, test: tuple[Inpu
 
 def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: Board) -> None:
     """The statement first: what is spent is on record before anything that it paid for can be seen."""
-    write_json(folder / "privacy.json", job.privacy())
-    job.release()
+    privacy, spent = job.told()
+    write_json(folder / "privacy.json", privacy)
+    job.release(spent)
     folder.publish(job.checkpoint(metrics), job.config.keep_checkpoints)
     board.add(metrics[-1])
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 STEP, WORDS, FAILED = 0, 1, 2
+STOP = b"stop"
 RECORD = struct.Struct("<5q470s")
 """What it is about; numbers; and, of a failure, its message."""
 BUCKET = 25 * 2**20
@@ -57,6 +58,7 @@ class Group:
         self.size = 1 if self._group is None else dist.get_world_size(self._group)
         self._records = self._group
         self._lost = self.parted = ""
+        self._stops = self.stop_asked = False
         self._exchanges = 0
         self.sent = 0
         if self._group is not None and dist.get_backend(self._group) != "gloo":
@@ -66,6 +68,10 @@ class Group:
     @property
     def several(self) -> bool:
         return self.size > 1
+
+    def ask_to_stop(self) -> None:
+        """All processes know with the next step that one of them would stop after it (`stop_asked`)."""
+        self._stops, self.stop_asked = True, self.stop_asked or not self.several
 
     @property
     def lost(self) -> str:
@@ -77,7 +83,7 @@ class Group:
         if not self.several:
             return
         try:
-            self._compare(step, self._exchange(STEP, step, draw, digest))
+            self._compare(step, self._exchange(STEP, step, draw, digest, text=STOP if self._stops else b""))
         except Parted as error:
             self.parted = str(error)
             raise
@@ -134,14 +140,16 @@ class Group:
         """What every process says, in the order of their ranks. All must ask for it."""
         if not self.several:
             return [word]
-        self._exchanges += 1
-        records = self._exchange(WORDS, self._exchanges)
-        if len({record[:2] for record in records}) > 1:
-            raise Parted(ALL_ASK)
+        self._all_ask()
         words: list[Any] = [None] * self.size
         with self._together():
             dist.all_gather_object(words, word, group=self._records)
         return words
+
+    def _all_ask(self) -> None:
+        self._exchanges += 1
+        if len({record[:2] for record in self._exchange(WORDS, self._exchanges)}) > 1:
+            raise Parted(ALL_ASK)
 
     def told(self, word: Any) -> list[Any]:
         """The same; only this one's word where others are gone (`lost`)."""
@@ -153,8 +161,14 @@ class Group:
             return [word]
 
     def same(self, word: Any) -> Any:
-        """What the first process says."""
-        return self.gathered(word if self.rank == 0 else None)[0]
+        """What the first process says. All must ask for it."""
+        if not self.several:
+            return word
+        self._all_ask()
+        words = [word]
+        with self._together():
+            dist.broadcast_object_list(words, group_src=0, group=self._records)
+        return words[0]
 
     def secret(self, key: bytes, *, copied: bool) -> bytes:
         """The first one's key, on all. `copied`: whether it may be."""
@@ -194,6 +208,7 @@ class Group:
             dist.all_gather(every, mine, group=self._records)
         self.sent += len(mine)
         records = [RECORD.unpack(record.numpy().tobytes()) for record in every]
+        self.stop_asked = self.stop_asked or any(r[5][: r[4]] == STOP for r in records)
         failures = [(rank, r[5][: r[4]].decode(errors="replace")) for rank, r in enumerate(records) if r[0] == FAILED]
         if kind != FAILED and failures:
             rank, told = failures[0]

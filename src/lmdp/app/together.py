@@ -1,0 +1,77 @@
+"""`torchrun … -m lmdp train`: the first process writes the run folder and shows progress; the others make its steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from lmdp.app import training
+from lmdp.app.account import Account
+from lmdp.app.canaries import planted
+from lmdp.app.pipeline import Beginning, fresh_model, parted_data, public_examples
+from lmdp.app.progress import Interrupted, Show, stop_signals
+from lmdp.lineage import Lineage
+from lmdp.processes import Group
+
+
+@contextmanager
+def processes() -> Iterator[Group]:
+    """Those that torchrun has started, or this one alone. An error inside is raised by all of them."""
+    begun = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    if begun:
+        dist.init_process_group("gloo")
+    try:
+        group = Group()
+        with group.reaching_all():
+            yield group
+    finally:
+        if begun:
+            dist.destroy_process_group()
+
+
+def follow(group: Group) -> None:
+    """What another process than the first does of `pipeline.train`: it reads the same data, and makes the same steps.
+
+    Nothing is written or said.
+    """
+    quiet = Show(quiet=True)
+    told: Beginning = group.same(None)
+    config, source = told.config, parted_data(told.config, quiet)
+    model, public = fresh_model(config, source), public_examples(config, source, quiet)
+    if told.key is not None:
+        source = planted(config, source, told.key, quiet.say).source
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    account = Account(Lineage(held, run=told.run))
+    job = training.prepare(config, model, source.train, risk=told.risk, public=public, account=account, group=group)
+    _steps(job)
+    if job.engine is not None:
+        job.engine.detach()
+
+
+def _steps(job: training.Job) -> None:
+    """As `training.run` makes them, with what all processes are asked for."""
+    checkpoint = job.group.same(None)
+    if checkpoint is None:
+        _tell(job)
+    else:
+        job.restore(checkpoint)
+    at = checkpoint.metrics[-1]["step"] if checkpoint is not None and checkpoint.metrics else -1
+    with torch.random.fork_rng(devices=[]), stop_signals() as stop:
+        for _ in training.steps_of(job, stop):
+            if training.evaluation_due(job) or job.group.stop_asked:
+                _tell(job)
+                at = job.steps
+            if job.group.stop_asked and job.steps < job.total:
+                raise Interrupted(f"stopped after step {job.steps} of {job.total}")
+        if at < job.steps:
+            _tell(job)
+    job.told()
+
+
+def _tell(job: training.Job) -> None:
+    job.told()
+    job.checkpoint([])
