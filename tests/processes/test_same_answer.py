@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 
 from lmdp.private.noise import Seeded, Shared
 from lmdp.processes import Group, Population
+from lmdp.units import PerUser, Views
 from tests.processes.crew import Crew
 from tests.processes.train import BATCH, EXAMPLES, Trained, data, train, work
 from tests.tables import Choice, choices
@@ -132,3 +133,38 @@ def test_bits_of_one_key_differ_by_draw_by_rank_and_from_the_noise() -> None:
     assert len({tuple(word.tolist()) for word in words}) == 4
     with pytest.raises(TypeError, match="cannot be copied"):
         __import__("copy").deepcopy(Shared(key))
+
+
+def jittered(rows: Tensor, uniforms: Tensor) -> Tensor:
+    return rows + uniforms[:, :1].to(rows)
+
+
+def per_user(options: dict[str, Any]) -> Trained:
+    users = [i % 30 for i in range(EXAMPLES)]
+    dataset = PerUser(data(torch.float64), users, rows=4, seed=options.get("seed", 11))
+    dataset.moment = lambda: 7  # what is chosen follows from the user alone
+    return train(dtype=torch.float64, dataset=dataset, collate_fn=dataset.collate, **options)
+
+
+def test_units_of_several_rows_are_dealt_whole(pair: Crew) -> None:
+    """And what is drawn for a unit is the same on whichever process it is, though each has made the dataset itself."""
+    quick = {"check_mixing": False, "steps": 6}
+    alone = per_user(quick)
+    together = pair(per_user, quick)
+    check(alone, together, 1e-12)
+    assert (alone.statement["unit"], alone.statement["dataset_size"]) == ("user", 30)
+    first, second = pair(per_user, quick | {"seed": None, "check_mixing": True})
+    assert torch.equal(first.flat, second.flat)
+    assert first.statement["certified"], first.statement["reasons"]
+
+
+def views(options: dict[str, Any]) -> Trained:
+    dataset = Views(data(torch.float64), 3, jittered)
+    dataset.moment = lambda: 7
+    return train(dtype=torch.float64, dataset=dataset, collate_fn=dataset.collate, **options)
+
+
+def test_views_are_drawn_by_the_key_of_the_first_process(pair: Crew) -> None:
+    first, second = pair(views, {"seed": None, "steps": 3})
+    assert torch.equal(first.flat, second.flat)
+    assert first.statement["certified"], first.statement["reasons"]

@@ -65,13 +65,14 @@ def train(
     net: nn.Module | None = None,
     state: dict[str, Any] | None = None,
     batch_size: int = BATCH,
+    collate_fn: Any = None,
     **more: Any,
 ) -> Trained:
     """So many steps, as users write them. Every batch is stepped until there have been enough."""
     net = net or model(dtype)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.5)
     engine = lmdp.PrivacyEngine(accountant="rdp")
-    loader = DataLoader(data(dtype) if dataset is None else dataset, batch_size=batch_size)
+    loader = DataLoader(data(dtype) if dataset is None else dataset, batch_size=batch_size, collate_fn=collate_fn)
     _, _, loader = engine.make_private(
         module=net, optimizer=optimizer, data_loader=loader, **settings(method, source, dtype, **more)
     )
