@@ -219,7 +219,7 @@ def test_an_interrupted_run_is_continued_to_its_end_and_counts_every_step(
             signal.raise_signal(signal.SIGINT)
         return job.steps == job.total
 
-    monkeypatch.setattr(training, "_evaluation_due", interrupting)
+    monkeypatch.setattr(training, "evaluation_due", interrupting)
     assert cli.main(train) == 130
     assert capsys.readouterr().err.strip().endswith(f"--data {private} --out run --quiet --resume")
     assert cli.main(["train", "--out", "run", "--resume", "--quiet"]) == 0
@@ -466,9 +466,7 @@ def test_secure_noise_is_stated_and_resumes(tmp_path: Path, monkeypatch: pytest.
     private = make_npz(tmp_path / "private.npz")
     train = ["train", *SMALL, "--data", private, "--noise", "secure", "--out", "run", "--quiet"]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            training, "_evaluation_due", lambda job: job.steps == 3 and not signal.raise_signal(signal.SIGINT)
-        )
+        patch.setattr(training, "evaluation_due", lambda job: job.steps == 3 and not signal.raise_signal(signal.SIGINT))
         assert cli.main(train) == 130
     assert cli.main([*train, "--resume"]) == 0
     privacy = json.loads(Path("run/privacy.json").read_text())

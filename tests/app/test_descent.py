@@ -84,16 +84,16 @@ def test_interrupted_a_run_with_adamw_schedule_average_and_views_ends_with_the_s
     options = ("--optimizer", "adamw", "--seed", "3", "--augment", "flip,crop", "--views", "2", *OPTIONS)
     assert cli.main(without_momentum(spec, tmp_path / "whole", *options)) == 0
     command = [*without_momentum(spec, tmp_path / "run", *options), "--resume"]
-    due = training._evaluation_due
+    due = training.evaluation_due
 
     def interrupting(job: training.Job) -> bool:
         if job.steps == 7:
             signal.raise_signal(signal.SIGINT)
         return due(job)
 
-    monkeypatch.setattr(training, "_evaluation_due", interrupting)
+    monkeypatch.setattr(training, "evaluation_due", interrupting)
     assert cli.main(command) == 130
-    monkeypatch.setattr(training, "_evaluation_due", due)
+    monkeypatch.setattr(training, "evaluation_due", due)
     assert cli.main(command) == 0
     for name in ("model.safetensors", "average.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

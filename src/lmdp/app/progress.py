@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 LINE_EVERY = 10.0
 """Seconds between plain lines, where there is no terminal to redraw a bar on."""
@@ -154,3 +154,18 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Stopping(Protocol):
+    """Processes that train together, or one alone."""
+
+    stop_asked: bool
+
+    def ask_to_stop(self) -> None: ...
+
+
+def stop_asked(stop: threading.Event, group: Stopping) -> bool:
+    """Whether somebody has asked to stop; of several processes, only once all of them know of it."""
+    if stop.is_set():
+        group.ask_to_stop()
+    return group.stop_asked

@@ -13,7 +13,7 @@ from lmdp.app import training
 from lmdp.app.account import Account
 from lmdp.app.canaries import planted
 from lmdp.app.pipeline import Beginning, fresh_model, parted_data, public_examples
-from lmdp.app.progress import Interrupted, Show, stop_signals
+from lmdp.app.progress import Interrupted, Show, stop_asked, stop_signals
 from lmdp.lineage import Lineage
 from lmdp.processes import Group
 
@@ -61,11 +61,12 @@ def _steps(job: training.Job) -> None:
         job.restore(checkpoint)
     at = checkpoint.metrics[-1]["step"] if checkpoint is not None and checkpoint.metrics else -1
     with torch.random.fork_rng(devices=[]), stop_signals() as stop:
-        for _ in training.steps_of(job, stop):
-            if training.evaluation_due(job) or job.group.stop_asked:
+        for _ in training.steps_of(job):
+            due, stopping = training.evaluation_due(job), stop_asked(stop, job.group)
+            if due or stopping:
                 _tell(job)
                 at = job.steps
-            if job.group.stop_asked and job.steps < job.total:
+            if stopping and job.steps < job.total:
                 raise Interrupted(f"stopped after step {job.steps} of {job.total}")
         if at < job.steps:
             _tell(job)

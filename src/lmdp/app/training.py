@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from lmdp.app.account import Account
 from lmdp.app.config import Config
 from lmdp.app.descent import optimizer_for, set_rate
 from lmdp.app.network import laid_out, shortened, test_accuracy
-from lmdp.app.progress import Bar, Interrupted, Show, stop_signals
+from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
@@ -271,13 +270,14 @@ def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: S
         stop_signals() as stop,
         Board(folder.path, job.steps) as board,
     ):
-        for _ in steps_of(job, stop):
+        for _ in steps_of(job):
             clock.draw(bar, job)
-            if evaluation_due(job) or job.group.stop_asked:
+            due, stopping = evaluation_due(job), stop_asked(stop, job.group)
+            if due or stopping:
                 metrics.append(_row(job, test, clock))
                 _publish(job, folder, metrics, board)
                 bar.to(job.steps, _summary(metrics[-1]))
-            if job.group.stop_asked and job.steps < job.total:
+            if stopping and job.steps < job.total:
                 raise Interrupted(f"stopped after step {job.steps} of {job.total}; the run can be resumed")
         if not metrics or metrics[-1]["step"] < job.steps:  # the last steps were lost, and there are none left
             metrics.append(_row(job, test, clock))
@@ -317,7 +317,7 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     return [dict(row) for row in checkpoint.metrics]
 
 
-def steps_of(job: Job, stop: threading.Event | None = None) -> Iterator[int]:
+def steps_of(job: Job) -> Iterator[int]:
     """Make steps, pass after pass, until they are used up; a batch that comes in parts is one step.
 
     Without a seed nobody knows what dropout draws. It is seeded once: a look at a batch must be able to repeat it.
@@ -328,8 +328,6 @@ def steps_of(job: Job, stop: threading.Event | None = None) -> Iterator[int]:
             before = job.steps
             job.begin_step()
             job.step(inputs, labels)
-            if stop is not None and stop.is_set():
-                job.group.ask_to_stop()
             if job.steps > before:
                 if job.average is not None:
                     job.average.update()

@@ -98,7 +98,7 @@ def test_interrupted_in_mid_epoch_a_seeded_run_ends_with_the_same_bytes(
     public = ("--public", make_npz(tmp_path / "public.npz", train=90, test=30, seed=5)) if "public" in more else ()
     model, _ = whole(spec, tmp_path, method, "--seed", "3", *more, *public)
     command = [*arguments(spec, tmp_path / "run", method, "--seed", "3", *more, *public), "--resume"]
-    due = training._evaluation_due
+    due = training.evaluation_due
     for stop in (3, 5, 14):
 
         def interrupting(job: training.Job, stop: int = stop) -> bool:
@@ -106,10 +106,10 @@ def test_interrupted_in_mid_epoch_a_seeded_run_ends_with_the_same_bytes(
                 signal.raise_signal(signal.SIGINT)
             return due(job)
 
-        monkeypatch.setattr(training, "_evaluation_due", interrupting)
+        monkeypatch.setattr(training, "evaluation_due", interrupting)
         assert cli.main(command) == 130
         assert stated_steps(tmp_path / "run") == seen_steps(tmp_path / "run") == stop
-    monkeypatch.setattr(training, "_evaluation_due", due)
+    monkeypatch.setattr(training, "evaluation_due", due)
     assert cli.main(command) == 0
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
 
@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(
 
 def unfinished_run(spec: str, run: Path, stop: int, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[str]:
     """A run stopped after a step; returns the command that continues it."""
-    due = training._evaluation_due
+    due = training.evaluation_due
 
     def stopping(job: training.Job) -> bool:
         if job.steps == stop:
@@ -168,7 +168,7 @@ def unfinished_run(spec: str, run: Path, stop: int, monkeypatch: pytest.MonkeyPa
         return due(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_evaluation_due", stopping)
+        patch.setattr(training, "evaluation_due", stopping)
         assert cli.main(arguments(spec, run, "dpsgd", *more)) == 130
     return [*arguments(spec, run, "dpsgd", *more), "--resume"]
 
