@@ -64,8 +64,8 @@ class PrivacyEngine:
         self._run: Run | None = None
         self._loader: PoissonLoader | None = None
 
-    @familiar
     @on_all
+    @familiar
     def make_private(
         self,
         *,
