@@ -112,7 +112,7 @@ def _train(arguments: Namespace, show: Show) -> Result:
     from lmdp.app.training import accuracies_of
     from lmdp.private import PrivacyStatement
 
-    with processes() as group:
+    with processes(config) as group:
         if group.rank:
             follow(group)
             return {"text": "", "json": {}}

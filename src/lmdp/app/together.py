@@ -12,18 +12,26 @@ import torch.distributed as dist
 from lmdp.app import training
 from lmdp.app.account import Account
 from lmdp.app.canaries import planted
-from lmdp.app.pipeline import Beginning, fresh_model, parted_data, public_examples
+from lmdp.app.config import Config
+from lmdp.app.network import fresh_model
+from lmdp.app.pipeline import Beginning, parted_data, public_examples
 from lmdp.app.progress import Interrupted, Show, stop_asked, stop_signals
 from lmdp.lineage import Lineage
+from lmdp.methods import METHODS
 from lmdp.processes import Group
 
 
 @contextmanager
-def processes() -> Iterator[Group]:
+def processes(config: Config) -> Iterator[Group]:
     """Those that torchrun has started, or this one alone. An error inside is raised by all of them."""
     begun = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    if begun and not METHODS[config.method].private:
+        raise ValueError(
+            f"method is {config.method!r}, which is not private, and trains in one process only. Start it without "
+            "torchrun, or choose a private method."
+        )
     if begun:
-        dist.init_process_group("gloo")
+        dist.init_process_group(_backend())
     try:
         group = Group()
         with group.reaching_all():
@@ -31,6 +39,14 @@ def processes() -> Iterator[Group]:
     finally:
         if begun:
             dist.destroy_process_group()
+
+
+def _backend() -> str:
+    """Of the device of this process, which is the GPU of its own number where there are any."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return "cpu:gloo,cuda:nccl"
 
 
 def follow(group: Group) -> None:

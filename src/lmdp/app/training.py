@@ -195,11 +195,6 @@ def prepare(
     per_epoch = math.ceil(size / batch)
     total = math.ceil(config.epochs * per_epoch - 1e-9)
     if not method.private:
-        if group.several:
-            raise ValueError(
-                f"method is {config.method!r}, which is not private, and trains in one process only. Start it without "
-                "torchrun, or choose a private method."
-            )
         order = EpochOrder(size, batch, config.seed or 0)
         shuffled = DataLoader(loader.dataset, batch_size=batch, sampler=order, collate_fn=loader.collate_fn)
         job = Job(config, model, optimizer, shuffled, None, total, account)
