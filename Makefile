@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LOOPS := $(wildcard src/lmdp/gradients/compiled/*.[ch])
 
-.PHONY: demo test test-all sanitize bench fmt clean
+.PHONY: demo test test-all sanitize bench docs wheel fmt clean
 
 $(INSTALLED): pyproject.toml constraints.txt $(LOOPS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"lmdp needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -38,9 +38,17 @@ bench: $(INSTALLED)  ## time and memory of a private step against non-private SG
 	$(BIN)/lmdp bench --out bench
 	$(BIN)/lmdp bench --growth --out bench
 
+docs: $(INSTALLED)  ## the documentation as a site, in site/; nothing is fetched while it is built or read
+	@$(BIN)/python -c 'import mkdocstrings, material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo site/index.html
+
+wheel:  ## wheel and sdist, each installed in an empty environment and tried
+	$(PYTHON) tests/smoke.py
+
 fmt: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

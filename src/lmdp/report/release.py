@@ -34,6 +34,9 @@ UNIT = (
 MAY, MUST_NOT = "may leave the house, if the promise above suffices", "must not leave the house"
 FILES: Mapping[str, tuple[str, str]] = {
     "model.safetensors": (MAY, "the model; it carries what was spent for it"),
+    "model.json": (MAY, "how the model is used: classes, inputs, preprocessing, layers"),
+    "network/": (MAY, "the configuration of a model of transformers"),
+    "tokenizer/": (MAY, "of texts: a public tokenizer"),
     "average.safetensors": (MAY, "the averaged model, at the same epsilon"),
     "checkpoints/": (MAY, "covered by the same epsilon; nobody needs them"),
     "privacy.json": (MAY, "the privacy statement"),
