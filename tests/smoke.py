@@ -38,8 +38,12 @@ print("python", platform.python_version(), "torch", torch.__version__, "|", comp
 """
 
 
+AWAY = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+"""Else pip and Python would find the working copy."""
+
+
 def run(*command: object, **options: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, **options)  # type: ignore[call-overload]
+    subprocess.run([str(word) for word in command], check=True, env=AWAY, **options)  # type: ignore[call-overload]
 
 
 def try_out(package: Path, python: str, folder: Path) -> None:
@@ -57,11 +61,10 @@ def try_out(package: Path, python: str, folder: Path) -> None:
         ROOT / "constraints.txt",
         package,
     )
-    away = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    run(mine / "python", "-c", TRIED.format(root=str(ROOT)), cwd=folder, env=away)
-    run(mine / "lmdp", "doctor", "--quiet", cwd=folder, env=away, stdout=subprocess.DEVNULL)
+    run(mine / "python", "-c", TRIED.format(root=str(ROOT)), cwd=folder)
+    run(mine / "lmdp", "doctor", "--quiet", cwd=folder, stdout=subprocess.DEVNULL)
     options = ["--data", "digits", "--size", "16", "--epochs", "0.1", "--delta", "1e-4", "--quiet"]
-    run(mine / "lmdp", "train", *options, "--out", "run", cwd=folder, env=away, stdout=subprocess.DEVNULL)
+    run(mine / "lmdp", "train", *options, "--out", "run", cwd=folder, stdout=subprocess.DEVNULL)
     assert (folder / "run" / "privacy-card.md").exists()
 
 

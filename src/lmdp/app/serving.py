@@ -27,6 +27,7 @@ from lmdp.membership.served import embed
 from lmdp.models import Inputs, build, encoder_of, fresh, merged
 from lmdp.private import PrivacyStatement
 
+PRIVACY_CARD = "privacy-card.md"
 PUBLISHED = ("model.json", "model.safetensors", "privacy.json")
 FORMS = SENTENCES, PLAIN = "sentence-transformers", "safetensors"
 
@@ -177,6 +178,8 @@ def export(path: str | Path, to: Path, form: str | None = None) -> str:
     for name in PUBLISHED:
         if (form == PLAIN and name != "model.json") or name == "privacy.json":
             shutil.copyfile(loaded.path / name, to / name)
+    if (loaded.path / PRIVACY_CARD).exists():  # written with the report, and without results of attacks
+        shutil.copyfile(loaded.path / PRIVACY_CARD, to / PRIVACY_CARD)
     return form
 
 
