@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmdp.gradients.randomness import draws
-from lmdp.guards.still import KEPT, NORMAL, ONE_NUMBER, Still
+from lmdp.guards.still import COINS, NORMAL, ONE_NUMBER, UNIFORM, Still
 
 DRAWN: dict[str, Callable[[int], Tensor]] = {
     "bernoulli": lambda n: torch.bernoulli(torch.tensor([0.0, 0.5, 1.0]).expand(n, 3)),
@@ -31,7 +31,7 @@ DRAWN: dict[str, Callable[[int], Tensor]] = {
 
 
 def test_every_draw_that_is_held_still_has_a_test() -> None:
-    assert DRAWN.keys() == KEPT | NORMAL | ONE_NUMBER
+    assert DRAWN.keys() == COINS | NORMAL | UNIFORM | ONE_NUMBER
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -45,9 +45,42 @@ def test_a_row_is_the_same_whatever_the_number_of_rows(name: str) -> None:
     assert not torch.equal(DRAWN[name](50), many)
 
 
-def test_what_has_no_chance_is_never_kept() -> None:
+def test_a_coin_is_its_chance() -> None:
+    """So that a chance that follows from who else is there shows, and dropout that divides by it keeps everything."""
     with Still():
-        assert torch.equal(torch.bernoulli(torch.tensor([0.0, 0.2])), torch.tensor([0.0, 1.0]))
+        assert torch.equal(torch.bernoulli(torch.tensor([0.0, 0.2])), torch.tensor([0.0, 0.2]))
+        assert torch.equal(torch.empty(3).bernoulli_(0.8).div_(0.8), torch.ones(3))
+        assert torch.equal(torch.empty(2, dtype=torch.bool).bernoulli_(0.3), torch.tensor([True, True]))
+
+
+@pytest.mark.parametrize("name", sorted(NORMAL | UNIFORM))
+def test_noise_in_three_dimensions_survives_a_norm_and_is_the_same_for_every_row_and_length(name: str) -> None:
+    """A constant would vanish in the layer norm behind it, and with it whatever scales the noise by the batch."""
+    draw = {
+        "randn": torch.randn,
+        "rand": torch.rand,
+        "randn_like": lambda *size: torch.randn_like(torch.empty(size)),
+        "rand_like": lambda *size: torch.rand_like(torch.empty(size)),
+        "normal_": lambda *size: torch.empty(size).normal_(1.0, 2.0),
+        "uniform_": lambda *size: torch.empty(size).uniform_(-2, 2),
+    }[name]
+    with Still():
+        few, many = draw(2, 3, 8), draw(9, 5, 8)
+    assert torch.equal(few[:1, :1].expand_as(many), many)
+    assert many.std(dim=-1).min() > 0.1
+    if name == "uniform_":
+        assert many.min() >= -2
+        assert many.max() <= 2
+
+
+def test_a_generator_of_its_own_is_left_alone() -> None:
+    """One that is seeded in every call draws by place; held still, that would not show."""
+    torch.manual_seed(0)
+    expected = torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
+    with Still():
+        assert torch.equal(torch.randn(4, 3, generator=torch.Generator().manual_seed(5)), expected)
+        assert torch.equal(torch.empty(4, 3).normal_(generator=torch.Generator().manual_seed(5)), expected)
+        assert not torch.equal(torch.randn(4, 3, generator=torch.default_generator), expected)
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention", "lstm"])

@@ -51,12 +51,11 @@ class Company:
     in_doubt   how many looks since one in which they were not, while nobody knows why
     alone      whether that was found between an example among others and without them
     looked_at  the number of steps before the newest look
-    taken      whether what the loop draws at random was taken to be drawn for every example alike
     """
 
     def __init__(self, judgement: Judgement) -> None:
         self.passed = self.in_doubt = self.looked_at = 0
-        self.alone = self.taken = False
+        self.alone = False
         self._judgement, self._steady, self._met = judgement, 0, 0
         self._parts: list[Part] = []
 
@@ -84,9 +83,8 @@ class Company:
         apart = verdict == APART or self._steady >= ENOUGH
         ways = {id(way): way for each in self._parts for way in each.ways}.values()
         random = any(part.drawn for part in self._parts[2:])
-        for way in ways:
-            self.taken |= random and way.by_rows and not way.sized
-            way.sized = way.sized or bool(told) or (apart and self.alone) or (random and way.by_rows)
+        for way in ways:  # where 3 and 4 drew different numbers, what graph and model show is not all there is
+            way.sized = bool(told) or (apart and self.alone) or (way.sized and not random)
         if self.in_doubt and apart and not self.alone and not all(way.sized for way in ways):
             self.alone, self.in_doubt, self._steady = True, 1, 0  # the other half of the question
         else:

@@ -52,7 +52,7 @@ from lmdp.guards.replay import RootCall, Sketch, run_again, tolerance_of
 from lmdp.guards.still import Still
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 from lmdp.guards.ways import MOST, TRIES, Way, Ways, next_to_look_at
-from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, IN_LOSS, IN_MODEL, OPEN, SEEDED, TAKEN
+from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, IN_LOSS, IN_MODEL, OPEN, SEEDED
 
 MOST_CALLS = 8
 COMPANIES = 2
@@ -246,7 +246,6 @@ class Independence:
         """Of the model, the loss, and whether what was drawn is what was stepped."""
         open_ways = list(dict.fromkeys(self.open_ways().values()))
         company = f"in {self.companies} looks the same examples had the same gradients beside others"
-        company += TAKEN if self._company.taken else ""
         if open_ways:
             doubt = Verdict(NOT_ESTABLISHED, OPEN.format(why=", ".join(open_ways)))
             return {"model": doubt, "loss": doubt, "sampling": doubt}
@@ -318,7 +317,6 @@ class Independence:
         rows = [output for output in outputs if output.rows]
         if way.tries and not proved and rows:
             self._judge_gradients(loss, rows, way)
-        way.scaled, way.by_terms = way.scaled and scaled, way.by_terms or proved
         if model.tries and not alone:
             self._judge_model(reached, model)
         if not fixed:
@@ -374,7 +372,6 @@ class Independence:
         verdict = rows_meet(loss, rows)
         if verdict:
             raise RuntimeError(f"{IN_LOSS} {REMEDY}")
-        way.by_terms = way.by_terms or verdict is False
         way.tries = 0 if verdict is False else way.tries - 1
 
     def _judge_model(self, reached: list[tuple[Called, list[int]]], way: Way) -> None:

@@ -28,8 +28,6 @@ class Way:
     alone     whether each of these steps was about a single example, which meets nobody
     doubted   whether a look saw the same examples differ, and the next one could not tell why
     sized     whether it is known that neither the number of examples matters, nor their places
-    by_terms  whether each term of the loss is a function of one example's outputs
-    scaled    whether these have had the same factor in every step
     """
 
     why: str
@@ -42,13 +40,6 @@ class Way:
     alone: bool = True
     doubted: bool = False
     sized: bool = False
-    by_terms: bool = False
-    scaled: bool = True
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the loss shows by itself that neither the number of examples matters to it, nor their places."""
-        return self.by_terms and self.scaled
 
     @property
     def open(self) -> bool:

@@ -8,7 +8,6 @@ SEEDED = (
     "random numbers were seeded anew within a step: what an example draws then follows from its place in the batch, "
     "which others decide. Seed them once, before the training"
 )
-TAKEN = "; random numbers that the loop draws were taken to be drawn for every example alike"
 HALVED = (
     "the loss is a mean in 16 bits, which round what every example is divided by: compute it in 32 (logits.float()), "
     "or use a sum and loss_reduction='sum'"
@@ -25,7 +24,8 @@ UNSTEADY = (
 )
 UNSIZED = (
     "whether the number of examples matters, or their places in the batch, could not be told (random numbers are drawn "
-    "in the loop or in collating: draw them in the dataset)"
+    "in the loop, or by numpy or Python in collating or in the model: draw them in the dataset, or by torch inside the "
+    "model)"
 )
 IN_MODEL = (
     "the model lets the examples of a batch meet: run again with other examples beside half of the batch, it gave that "
