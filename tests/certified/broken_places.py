@@ -266,3 +266,92 @@ def ranked_claims(_: Path) -> lmdp.PrivacyEngine:
         return F.mse_loss(told, paid) + F.relu(1 - order * (told[:, None] - told[None])).mean()
 
     return private(perceptron(outputs=1), TensorDataset(x, claims)).run(loss)
+
+
+# Random numbers beside what is broken, in the loop, in collating and in the model: they hide nothing any more.
+
+
+def drawing(loss: Loss) -> Callable[[Path], lmdp.PrivacyEngine]:
+    """A loop that adds a little noise to its inputs, and then does this."""
+
+    def noisily(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, [batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]])
+
+    return lambda _: private(perceptron(), vectors()).run(noisily)
+
+
+DRAWING: dict[str, tuple[str, str, Loss]] = {
+    "drawn_and_flipped_by_size": (
+        "Noise in the loop; the sign of the logits follows from whether the batch is odd.",
+        "4.4",
+        lambda model, batch: F.cross_entropy(model(batch[0]) * (1 - 2 * (len(batch[0]) % 2)), batch[1]),
+    ),
+    "drawn_and_shifted_by_size": (
+        "Noise in the loop; labels are shifted by the number of examples.",
+        "3.8",
+        lambda model, batch: F.cross_entropy(model(batch[0]), (batch[1] + len(batch[1])) % CLASSES),
+    ),
+    "drawn_and_flipped_by_place": ("Noise in the loop; every second example is flipped.", "5.8", flipped),
+}
+for name, (story, moves, loss) in DRAWING.items():
+    broken.add(name, story, drawing(loss), moves=moves)
+
+
+@broken("BERT is not given the attention mask, and the loop drops words at random.", moves="3.3")
+def attention_mask_forgotten_and_words_dropped(_: Path) -> lmdp.PrivacyEngine:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        words = torch.where(torch.rand(batch[0].shape) < 0.1, 2, batch[0])
+        return F.cross_entropy(model(input_ids=words).logits, batch[1])
+
+    return private(transformer("BertForSequenceClassification"), Ragged(), loading={"collate_fn": padded}).run(loss)
+
+
+class ByPlace(nn.Module):
+    """Noise of a generator that begins anew in every call: who is first always gets the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = perceptron()
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = torch.Generator().manual_seed(0)
+        logits: Tensor = self.net(x + 2 * torch.randn(x.shape, generator=own))
+        return logits
+
+
+@broken("The model draws noise with a generator that it seeds in every call.", moves="4.4")
+def noise_by_place_in_the_model(_: Path) -> lmdp.PrivacyEngine:
+    return private(ByPlace(), vectors()).run(classify)
+
+
+@broken("collate_fn draws noise with a generator that it seeds for every batch.", moves="4.4")
+def noise_by_place_in_collating(_: Path) -> lmdp.PrivacyEngine:
+    def collate(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.stack(column) for column in zip(*examples))
+        own = torch.Generator().manual_seed(0)
+        return x + 2 * torch.randn(x.shape, generator=own), y
+
+    return private(perceptron(), vectors(), loading={"collate_fn": collate}).run(classify)
+
+
+class Noised(nn.Module):
+    """NEFTune: noise at the embeddings, the smaller the longer the texts are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = transformer("BertForSequenceClassification")
+        self.net.get_input_embeddings().register_forward_hook(self._noise)
+
+    @staticmethod
+    def _noise(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+        most = 15 / (embedded.shape[1] * embedded.shape[2]) ** 0.5
+        return embedded + torch.zeros_like(embedded).uniform_(-most, most)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.net(input_ids=tokens, attention_mask=(tokens > 0).long()).logits
+        return logits
+
+
+@broken("Noise at the embeddings whose size follows from the length that all texts are padded to.", moves="2.9")
+def noise_by_padded_length(_: Path) -> lmdp.PrivacyEngine:
+    return private(Noised(), Ragged(), loading={"collate_fn": padded}).run(classify)

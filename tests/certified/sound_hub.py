@@ -62,12 +62,14 @@ for kind in ("LlamaForCausalLM", "GPT2LMHeadModel"):
 def masked_language_model(_: Path) -> lmdp.PrivacyEngine:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         tokens, mask = batch["input_ids"], batch["attention_mask"]
-        hidden = torch.rand(tokens.shape) < 0.3
+        with training.engine.still():
+            hidden = torch.rand(tokens.shape) < 0.3
         logits = model(input_ids=torch.where(hidden, 3, tokens), attention_mask=mask).logits
         labels = torch.where(hidden & (mask > 0), tokens, -100)
         return F.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
 
-    return private(transformer("BertForMaskedLM"), Texts(), loss_reduction="sum").run(loss)
+    training = private(transformer("BertForMaskedLM"), Texts(), loss_reduction="sum")
+    return training.run(loss)
 
 
 @sound("A head on the encoder of T5, whose table of relative positions is shared by all examples.")

@@ -229,10 +229,13 @@ def moved_in_the_loop(_: Path) -> lmdp.PrivacyEngine:
 def augmented_in_the_loop(_: Path) -> lmdp.PrivacyEngine:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        flipped = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
-        return F.cross_entropy(model(flipped + 0.1 * torch.randn_like(x)), y)
+        with training.engine.still():
+            flipped = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
+            noisy = flipped + 0.1 * torch.randn_like(x)
+        return F.cross_entropy(model(noisy), y)
 
-    return private(nets.resnet(), images()).run(loss)
+    training = private(nets.resnet(), images())
+    return training.run(loss)
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):

@@ -161,11 +161,13 @@ def autoencoder(_: Path) -> lmdp.PrivacyEngine:
 @sound("A denoising loss: noise is drawn for every example and told by the model.")
 def denoising(_: Path) -> lmdp.PrivacyEngine:
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        noise = torch.randn_like(batch[0])
-        share = torch.rand(len(noise), 1)
+        with training.engine.still():
+            noise = torch.randn_like(batch[0])
+            share = torch.rand(len(noise), 1)
         return F.mse_loss(model(batch[0] * (1 - share) + noise * share), noise)
 
-    return private(perceptron(outputs=FEATURES), vectors()).run(loss)
+    training = private(perceptron(outputs=FEATURES), vectors())
+    return training.run(loss)
 
 
 @sound("CTC divides each example's loss by its own length, and averages over examples.")

@@ -124,6 +124,10 @@ def test_random_states_that_are_saved_are_not_those_of_the_next_step(tmp_path: P
     before = torch.get_rng_state()
     loop.accelerator.save_state(str(tmp_path / "saved"))
     assert not torch.equal(before, torch.get_rng_state())
+    (kept,) = (tmp_path / "saved").glob("random_states_*")
+    saved = torch.load(kept, weights_only=False)["torch_manual_seed"]
+    assert not torch.equal(saved, before)  # whoever knows that knows the dropout of the steps before
+    assert not torch.equal(saved, torch.get_rng_state())
     AcceleratorState._reset_state(reset_partial_state=True)
     rest = Loop(tmp_path)
     rest.accelerator.load_state(str(tmp_path / "saved"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import Trainer
 
+from lmdp.integrations.account import STEPS as NOTED
 from tests.certified.hub import transformer
 from tests.certified.parts import Texts
 from tests.integrations.parts import (
@@ -154,3 +156,31 @@ def test_a_checkpoint_states_what_its_own_weights_have_cost(tmp_path: Path) -> N
         assert beside["steps"] == steps
         assert beside["epsilon"] == training.engine.mechanism.epsilon(steps, DELTA)
         assert json.loads((tmp_path / f"checkpoint-{steps}" / "privacy_state.json").read_text())["steps"] == steps
+
+
+def test_a_checkpoint_that_was_moved_knows_where_its_steps_are_noted(tmp_path: Path) -> None:
+    interrupted(tmp_path / "first", 7)
+    shutil.copytree(tmp_path / "first" / "checkpoint-5", tmp_path / "moved" / "checkpoint-5")
+    rest = trainer(tmp_path / "second", **SAVED)
+    rest.train(resume_from_checkpoint=str(tmp_path / "moved" / "checkpoint-5"))
+    assert rest.account.lost_steps == 2
+    assert rest.privacy_statement.certified, rest.privacy_statement.reasons
+    assert rest.privacy_statement.steps == STEPS
+
+
+def test_a_run_whose_steps_are_noted_nowhere_is_not_certified_until_the_note_is_copied(tmp_path: Path) -> None:
+    interrupted(tmp_path / "first", 7)
+    note = (tmp_path / "first" / NOTED).rename(tmp_path / "kept.json")
+    lost = trainer(tmp_path / "second", callbacks=[Interrupt(6)], **SAVED)
+    with pytest.raises(KeyboardInterrupt):
+        lost.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+    assert not lost.privacy_statement.certified
+    (reason,) = lost.privacy_statement.reasons
+    assert f"Copy {NOTED} of the interrupted run into {tmp_path / 'second'}" in reason
+
+    (tmp_path / "third").mkdir()
+    shutil.copy(note, tmp_path / "third" / NOTED)  # the remedy
+    rest = trainer(tmp_path / "third", **SAVED)
+    rest.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+    assert rest.account.lost_steps == 2
+    assert rest.privacy_statement.certified, rest.privacy_statement.reasons

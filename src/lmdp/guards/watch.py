@@ -6,7 +6,7 @@ hand_out → (the model runs, backward) → check → in_company → (the step i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -87,6 +87,12 @@ class Watch:
     def _begin(self) -> None:
         if self.content.begin():
             self.at_begin()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Inside, random numbers of the loop are held still, if this is the part of a look that needs it."""
+        with nullcontext() if self.independence is None else self.independence.around():
+            yield
 
     def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
         if self.independence is not None:

@@ -23,9 +23,9 @@ UNSTEADY = (
     "them still while looking)"
 )
 UNSIZED = (
-    "whether the number of examples matters, or their places in the batch, could not be told (random numbers are drawn "
-    "in the loop, or by numpy or Python in collating or in the model: draw them in the dataset, or by torch inside the "
-    "model)"
+    "whether the number of examples matters, or their places in the batch, could not be told: random numbers are drawn "
+    "in the loop (draw them inside `with engine.still():`, or in the dataset), or by numpy or Python in the model or "
+    "in collating (draw them by torch)"
 )
 IN_MODEL = (
     "the model lets the examples of a batch meet: run again with other examples beside half of the batch, it gave that "

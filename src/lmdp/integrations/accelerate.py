@@ -23,7 +23,7 @@ from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lmdp.integrations.account import TrainerAccount
+from lmdp.integrations.account import TrainerAccount, draw_secret_seeds
 from lmdp.integrations.arguments import Refusal
 from lmdp.integrations.loading import TrainerLoader
 from lmdp.integrations.privacy import Privacy
@@ -78,6 +78,8 @@ def accelerated(
     steps = math.ceil(epochs * steps_per_pass(sample_rate_of(loader)[0]) - 1e-9)
     account.attach(prepared, bare, loader, steps=steps, looks_besides=False)
     bare.register_step_post_hook(lambda *_: account.step_made())  # nothing of a step is seen before it is noted
+    if privacy.options.get("seed") is None:  # what is saved of generators then tells neither of steps before nor after
+        accelerator.register_save_state_pre_hook(lambda *_: draw_secret_seeds())
     accelerator.register_for_checkpointing(account)
     place = partial(send_to_device, device=accelerator.device)
     return account, prepared, stepping, TrainerLoader(loader, account, place=place)

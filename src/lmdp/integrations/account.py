@@ -5,7 +5,8 @@
     output_dir/checkpoint-N/privacy_state.json  what a run that goes on from this checkpoint must know
 
 A run that is interrupted loses the steps after its last checkpoint, but somebody may have seen what came of them (an
-evaluation, a log). So they stay charged: a resumed run makes as many steps fewer.
+evaluation, a log). So they stay charged: a resumed run makes as many steps fewer. A checkpoint knows where the steps of
+its run are noted; where that file is nowhere to be found, nobody knows what was spent, and the statement says so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lmdp.accounting import check_delta
-from lmdp.guards import VIOLATED, Verdict, unnoised
+from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, unnoised
 from lmdp.guards.looks import steps_among
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
@@ -56,6 +57,7 @@ class TrainerAccount:
         self._saved_whole: nn.Module | None = None
         self._rest: dict[str, str] = {}
         self._changed: set[str] = set()
+        self._not_noted = ""
 
     @property
     def attached(self) -> bool:
@@ -173,6 +175,7 @@ class TrainerAccount:
         if self._last is not None:
             return self._last
         mine = {"name": self._name, "lost_steps": self.lost_steps, "changed": self._changes()}
+        mine |= {"noted_in": str((self.output_dir / STEPS).absolute()), "not_noted": self._not_noted}
         state = {**self.engine.state_dict(), **mine}
         if self.privacy.options.get("seed") is None:
             draw_secret_seeds()
@@ -200,16 +203,27 @@ class TrainerAccount:
             state = dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not readable ({error}). Resume from another checkpoint.") from None
-        return self.charged(state, folder.parent)
+        return self.charged(state, folder, folder.parent)
 
     def charged(self, state: Mapping[str, Any], *beside: Path) -> dict[str, Any]:
-        """A state with all steps of its run that are noted in `output_dir` or `beside`: lost ones are paid for too."""
+        """A state with all steps of its run that are noted in `output_dir`, `beside`, or where its run noted them: lost
+        ones are paid for too."""
         try:
             name, steps = str(state["name"]), int(state["steps"])
             lost, changed = int(state.get("lost_steps", 0)), [str(name) for name in state.get("changed", ())]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the saved privacy state lacks {error}. Resume from another checkpoint.") from None
-        charged = max([steps, *(_steps_noted(at / STEPS).get(name, 0) for at in (self.output_dir, *beside))])
+        places = dict.fromkeys(at / STEPS for at in (self.output_dir, *beside))
+        places |= {Path(at): None for at in [state.get("noted_in")] if isinstance(at, str)}
+        noted = [steps_of[name] for steps_of in map(_steps_noted, places) if name in steps_of]
+        charged = max([steps, *noted])
+        self._not_noted = str(state.get("not_noted") or "")
+        if not noted:
+            self._not_noted = (
+                f"how many steps the run made after its checkpoint is noted in none of {[str(at) for at in places]}. "
+                f"Copy {STEPS} of the interrupted run into {self.output_dir}, and resume again"
+            )
+            logging.getLogger(__name__).warning("not certified: %s", self._not_noted)
         self.lost_steps = lost + charged - steps
         self._changed.update(changed)
         if charged > steps:
@@ -243,6 +257,9 @@ class TrainerAccount:
         if self.statement is not None:
             return self.statement
         statement = self.engine.privacy_statement(self.privacy.target_delta)
+        if self._not_noted and statement.verdicts["account"].state != VIOLATED:
+            account = Verdict(NOT_ESTABLISHED, self._not_noted)
+            statement = replace(statement, verdicts={**statement.verdicts, "account": account})
         if not (changed := self._changes()):
             return statement
         content = Verdict(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
@@ -172,11 +172,27 @@ class PrivateTraining(Following):  # type: ignore[misc]
 
     def _refuse_members(self) -> None:
         others = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        if any(data is not None and data is self.train_dataset for data in others):
+        if any(data is not None and share_rows(data, self.train_dataset) for data in others):
             raise ValueError(
-                "eval_dataset is the training data: what is measured on it is private, and would be logged. Pass other "
-                "people's data, or none."
+                "eval_dataset has training data in it: what is measured on it is private, and would be logged. Pass "
+                "other people's data, or none."
             )
+
+
+def rows_of(data: Any) -> tuple[Any, set[int] | None]:
+    """What a dataset is a part of, and which of its rows it has; None for all."""
+    if not isinstance(data, Subset):
+        return data, None
+    places = [int(place) for place in data.indices]
+    while isinstance(data := data.dataset, Subset):
+        places = [int(data.indices[place]) for place in places]
+    return data, set(places)
+
+
+def share_rows(one: Any, other: Any) -> bool:
+    """Whether both are the same dataset, or parts of one that have rows in common."""
+    (whole, rows), (another, others) = rows_of(one), rows_of(other)
+    return whole is another and (rows is None or others is None or not rows.isdisjoint(others))
 
 
 class KeepAccount(TrainerCallback):  # type: ignore[misc]

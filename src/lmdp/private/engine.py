@@ -116,8 +116,7 @@ class PrivacyEngine:
         loss_reduction   "mean" or "sum" of examples. With class weights or ignore_index, only a sum is of each alone
         unit             lmdp.Unit(name, rows): rows that are averaged and clipped as one; the dataset's unless given
         max_physical_batch_size  hand batches out in parts of so many units; optimizer.step() waits for the last
-        memory_budget    bytes that linear and convolutional layers may keep between backward and step. Layers move to
-                         their lean rule, slower and as exact, until the sum fits; plan(numbers=True) says at what cost
+        memory_budget    bytes that layers may keep between backward and step: they move to lean rules until it fits
         generic          names of modules whose whole subtree gets the generic per-example rule
         allow_unused     parameters that a step does not reach count as zero (and get noise) instead of raising
         check_mixing     look whether examples meet in model or loss, and refuse if so; without, not certified
@@ -238,6 +237,10 @@ class PrivacyEngine:
         """Inside, the loader hands out only what has not been looked at yet: run the loop as it is. No step is made."""
         return nullcontext() if self._loader is None else self._loader.looks.alone()
 
+    def still(self) -> AbstractContextManager[None]:
+        """Where the loop draws random numbers: looks hold those inside still, and can compare. Else it does nothing."""
+        return self._attached.watch.still()
+
     def plan(self, *, numbers: bool = False) -> Plan:
         """Which rule every module uses, and why. With `numbers` of the last batch, which are not private."""
         return self._attached.capture.plan(numbers=numbers)
@@ -304,15 +307,13 @@ class PrivacyEngine:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run that `state` was taken from; refuses one with other privacy parameters."""
-        run = self._attached
-        mine, theirs = run.identity, dict(state["identity"])
+        mine, theirs = (run := self._attached).identity, dict(state["identity"])
         if mine != theirs:
             differing = {k: (theirs.get(k), mine.get(k)) for k in {*mine, *theirs} if theirs.get(k) != mine.get(k)}
             raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
         if run.ledger.steps:
             raise ValueError(
-                f"this engine has made {run.ledger.steps} steps of its own, which going over to another state would "
-                "forget. Load a state into a new engine, before its first step."
+                f"this engine made {run.ledger.steps} steps, which another state would forget. Load it into a new one"
             )
         run.go_on(state)
 
