@@ -24,7 +24,7 @@ def first(data: TensorDataset, number: int) -> Subset[tuple[torch.Tensor, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--examples", type=int, default=1000, help="of members, and of mails that were kept out")
+    parser.add_argument("--examples", type=int, default=500, help="of members, and of mails that were kept out")
     parser.add_argument("--quick", action="store_true", help="200 of each")
     given = parser.parse_args()
     settings, model = load(given.run)
