@@ -204,9 +204,12 @@ def test_no_random_state_is_saved_and_the_public_seed_is_not_used(tmp_path: Path
 
 def test_evaluation_on_the_training_data_is_refused_and_on_others_it_is_not(tmp_path: Path) -> None:
     data = Texts()
-    with pytest.raises(ValueError, match="eval_dataset is the training data"):
-        trainer(tmp_path, data=data, given={"eval_dataset": {"seen": data}})
+    half, rest = Subset(data, range(0, len(data), 2)), Subset(data, range(1, len(data), 2))
+    for trained, seen in ((data, data), (data, rest), (half, Subset(half, [1])), (half, Subset(data, [1, 2]))):
+        with pytest.raises(ValueError, match="eval_dataset has training data in it"):
+            trainer(tmp_path, data=trained, given={"eval_dataset": {"seen": seen}})
     trainer(tmp_path, data=data, given={"eval_dataset": {"others": Texts(8)}})
+    trainer(tmp_path, data=half, given={"eval_dataset": rest})
 
 
 def test_a_trainer_trains_once(tmp_path: Path) -> None:
