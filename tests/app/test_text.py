@@ -218,3 +218,54 @@ def test_an_unknown_option_gets_the_nearest_that_there_is(capsys: pytest.Capture
             cli.main([command, *(["run"] if command == "embed" else []), "--out", "x.npz", word, "1"])
         assert stopped.value.code == 2
         assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_a_run_trains_and_is_audited_where_it_is_told_to(pretend: torch.device, tmp_path: Path) -> None:
+    spec = write_letters(tmp_path / "letters.jsonl", 500)
+    words = [
+        "--model",
+        "tiny-encoder",
+        "--data",
+        spec,
+        "--method",
+        "dpsgd",
+        *TRAIN,
+        "--epochs",
+        "1",
+        "--batch-size",
+        "20",
+    ]
+    assert cli.main(["train", *words, "--device", str(pretend), "--out", "run"]) == 0
+    assert privacy(Path("run"))["certified"] is True
+    assert cli.main(["audit", "run", "--quiet"]) == 0
+    assert {p.device.type for p in lmdp.load("run").model.parameters()} == {"cpu"}
+
+
+@pytest.mark.slow
+def test_texts_are_compared_with_public_weights_and_attacked_in_every_way(tmp_path: Path) -> None:
+    private = write_letters(tmp_path / "private.jsonl", 900)
+    public = write_letters(tmp_path / "public.jsonl", 400, seed=7)
+    seen = set(Path("private.jsonl").read_text().splitlines())
+    others = [line for line in Path("public.jsonl").read_text().splitlines() if line not in seen]
+    Path("public.jsonl").write_text("\n".join(others) + "\n")
+    Path("mine.toml").write_text(
+        f'model = "tiny-encoder"\ndata = "{private}"\nshadow = "{public}"\nclasses = "ham,spam"\ntokenizer = "words"\n'
+        'max_length = 8\nbatch_size = 150\nepochs = 1\ndelta = 1e-4\nshadow_epochs = 2\nweights = "public"\n'
+    )
+    assert cli.main(["compare", "--recipe", "mine.toml", "--methods", "sgd,lm", "--out", "both", "--quiet"]) == 0
+    assert privacy(Path("both/lm"))["weight_source"] == "public"
+    assert privacy(Path("both/lm"))["certified"] is True
+    profile = json.loads(Path("both/risk.json").read_text())
+    assert [layer["name"] for layer in profile["layers"]] == ["words", "blocks.0", "blocks.1", "head"]
+    attacked = ["--epsilon", "--runs", "8", "--references", "2", "--white-box"]
+    assert cli.main(["audit", "both/lm", *attacked, "--quiet"]) == 0
+    assert len(json.loads(Path("both/lm/epsilon.json").read_text())) == 3
+    assert json.loads(Path("both/lm/audit.json").read_text())["references"] == 2
+
+
+@pytest.mark.slow
+def test_the_demo_on_texts_ends_with_a_report() -> None:
+    words = ["--epochs", "1", "--shadow-epochs", "1", "--methods", "dpsgd,lm"]
+    assert cli.main(["demo", "--text", *words, "--out", "demo", "--quiet"]) == 0
+    assert privacy(Path("demo/lm"))["certified"] is True
+    assert Path("demo/report.html").exists()

@@ -27,8 +27,8 @@ from lmdp.membership.served import embed
 from lmdp.models import Inputs, build, encoder_of, fresh, merged
 from lmdp.private import PrivacyStatement
 
-PRIVACY_CARD = "privacy-card.md"
-PUBLISHED = ("model.json", "model.safetensors", "privacy.json")
+STATEMENTS = ("privacy.json", "privacy-card.md")
+"""What is promised, for programs and for people; the card holds no results of attacks."""
 FORMS = SENTENCES, PLAIN = "sentence-transformers", "safetensors"
 
 
@@ -166,21 +166,28 @@ def export(path: str | Path, to: Path, form: str | None = None) -> str:
         raise ValueError(f"the form is {form!r}; it must be one of {', '.join(FORMS)}")
     if to.exists():
         raise ValueError(f"{to} exists; choose another name, or remove it")
-    to.mkdir(parents=True)
-    if form == SENTENCES:
-        _sentence_transformer(loaded, encoder, to)
-    else:
-        for name in (NETWORK, TOKENIZER):
-            if (loaded.path / name).is_dir():
-                shutil.copytree(loaded.path / name, to / name)
-        loaded_card = Card.read(loaded.path) or loaded.preprocess.card
-        loaded_card.save(to)
-    for name in PUBLISHED:
-        if (form == PLAIN and name != "model.json") or name == "privacy.json":
-            shutil.copyfile(loaded.path / name, to / name)
-    if (loaded.path / PRIVACY_CARD).exists():  # written with the report, and without results of attacks
-        shutil.copyfile(loaded.path / PRIVACY_CARD, to / PRIVACY_CARD)
+    beside = to.with_name(f".{to.name}.part")
+    beside.mkdir(parents=True)
+    try:
+        if form == SENTENCES:
+            _sentence_transformer(loaded, encoder, beside)
+        else:
+            _plain(loaded, beside)
+        for name in STATEMENTS:
+            if (loaded.path / name).exists():
+                shutil.copyfile(loaded.path / name, beside / name)
+        beside.rename(to)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return form
+
+
+def _plain(loaded: Loaded, to: Path) -> None:
+    for name in (NETWORK, TOKENIZER):
+        if (loaded.path / name).is_dir():
+            shutil.copytree(loaded.path / name, to / name)
+    (Card.read(loaded.path) or loaded.preprocess.card).save(to)
+    shutil.copyfile(loaded.path / "model.safetensors", to / "model.safetensors")
 
 
 def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -> None:
