@@ -89,6 +89,13 @@ def _others(audit):  # type: ignore[no-untyped-def]
     return replace(audit, layers=layers, peak=replace(audit.peak, auc=0.9, interval=(0.8, 0.95)))
 
 
+def test_a_model_that_exploded_is_told_on_page_and_card() -> None:
+    story = sample.story(trained=(replace(sample.dpsgd(), remark="the training has exploded"),))
+    assert "the training has exploded" in render(story)
+    assert "the training has exploded" in card(story)
+    assert "exploded" not in card(sample.story())
+
+
 def test_a_card_cannot_be_given_markup_by_a_name() -> None:
     hostile = sample.story(title="a\n# b <script>x</script> | c")
     assert "\n# b" not in card(hostile)

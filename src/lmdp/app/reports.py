@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lmdp.app.beforehand import explosion
 from lmdp.app.runs import RunFolder, spent_for, write
 from lmdp.audit.curves import GaussianSteps
 from lmdp.audit.epsilon import EpsilonBound
@@ -189,6 +190,7 @@ def _trained(folder: RunFolder) -> Trained:
         test_examples=examples if isinstance(examples, int) and 0 < examples < 1e15 else None,
         sha256=_digest(folder / "model.safetensors"),
         limit=tpr_limit(folder) if folder.finished else None,
+        remark=explosion(folder / "model.safetensors") if folder.finished else "",
     )
 
 

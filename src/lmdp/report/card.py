@@ -41,6 +41,7 @@ def _model(trained: Trained, story: Story) -> Iterator[str]:
         yield f"**How far it can be relied on.** {_plain(fact.standing)}\n"
         yield from _numbers(trained)
         yield from _assumptions(trained)
+    yield from (f"**The model.** {_plain(fact.remark)}\n" for _ in [1] if fact.remark)
     yield f"**What was tried against it.** {_plain(_attacks(trained))}\n"
     yield from (f"**Further models.** {_plain(fact.again)}\n" for _ in [1] if fact.again)
     last = accuracy(trained)

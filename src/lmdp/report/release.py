@@ -68,6 +68,7 @@ class Facts:
     tried: tuple[str, ...]
     again: str
     identity: tuple[tuple[str, str], ...]
+    remark: str = ""
 
 
 def facts(trained: Trained, story: Story) -> Facts:
@@ -85,7 +86,8 @@ def facts(trained: Trained, story: Story) -> Facts:
     )
     again = _again(privacy)
     identity = _identity(trained)
-    return Facts(trained.name, True, good, promise(trained), standing, doubts, tuple(tried(trained)), again, identity)
+    told, remark = tuple(tried(trained)), trained.remark
+    return Facts(trained.name, True, good, promise(trained), standing, doubts, told, again, identity, remark)
 
 
 def promise(trained: Trained) -> str:
@@ -192,6 +194,7 @@ def _card(fact: Facts, style: Style) -> str:
     mark = "" if not fact.private else el("span", "certified" if fact.certified else "NOT certified",
                                          class_=f"badge {'good' if fact.certified else 'bad'}")  # fmt: skip
     entries = [("how far", text(fact.standing) + listing(list(fact.reasons)))] if fact.private else []
+    entries += [("the model", el("strong", text(fact.remark), class_="bad"))] if fact.remark else []
     entries.append(("tried against it", listing(list(fact.tried))))
     entries += [("further models", text(fact.again))] if fact.again else []
     entries += [(name, el("code", text(value))) for name, value in fact.identity]

@@ -20,7 +20,7 @@ class Trained:
     `metrics` are the rows of metrics.jsonl (step, epoch, epsilon, test_accuracy, layer_weights, seconds), `privacy` the
     content of privacy.json, None for a model trained without privacy. With `test_examples` the test accuracy is given
     its interval. `limit` is what no attack exceeds at a false positive rate of 1 %, if the epsilon holds; `sha256` that
-    of the model's file.
+    of the model's file; `remark` what must be said of its weights.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Trained:
     test_examples: int | None = None
     sha256: str = ""
     limit: float | None = None
+    remark: str = ""
 
 
 @dataclass(frozen=True)
