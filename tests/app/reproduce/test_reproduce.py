@@ -327,3 +327,15 @@ def test_a_small_table_2_is_measured_judged_and_gone_on_with(
     for each in (content, again):
         each["result"].pop("seconds")
     assert again == content  # the same seed, the same cell
+
+
+PUBLISHED = Path(__file__).parents[3] / "docs" / "reproduction"
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the documentation is not here")
+def test_published_verdicts_are_those_of_the_published_cells() -> None:
+    asked = Asked.of("all", "cpu", experiments=["mnist"])
+    told = [verdict.to_dict() for verdict in verdicts(asked.grid, asked.what, Store(PUBLISHED))]
+    assert told == json.loads((PUBLISHED / "verdicts.json").read_text())
+    names = {f"{cell.name}.json" for cell in cells_of(asked.what, asked.grid)}
+    assert {path.name for path in (PUBLISHED / "cells").iterdir()} <= names

@@ -61,7 +61,7 @@ class Grid:
         base = self.scale.base(experiment) | values
         base["method"] = contender.method
         if contender == SGD:
-            base["epochs"] *= self.scale.sgd_passes
+            base |= self.scale.sgd.get(experiment, {})
         if METHODS[contender.method].reweighted:
             base["weights"] = contender.weights
         if contender.rates != ALIKE:

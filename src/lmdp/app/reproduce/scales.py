@@ -23,7 +23,7 @@ class Scale:
     values      of a configuration, by experiment
     limits      training examples of the private and of the shadow data, at most; 0: all
     examples    members, and non-members, that are attacked, at most
-    sgd_passes  how many times as long SGD is trained, whose rate is small, until it has fitted so few examples
+    sgd         what differs for SGD: with so few examples it takes longer to fit
     ablated     the experiment that ablations vary, and its shadow sets
     """
 
@@ -39,7 +39,7 @@ class Scale:
     frontier_epsilons: tuple[float, ...]
     frontier_rates: tuple[float, ...]
     timed_steps: int
-    sgd_passes: int = 1
+    sgd: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -142,7 +142,7 @@ SCALES: dict[str, Scale] = {
             frontier_epsilons=(8.0, 50.0),
             frontier_rates=(1.0, 4.0),
             timed_steps=9,
-            sgd_passes=4,
+            sgd={name: {"epochs": 60, "schedule": "cosine"} for name in ("mnist", "cifar10")},
         ),
         Scale(
             "full",
