@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from lmdp.app.cells.measure import _source, _thinned
+from importlib import import_module
+
+import pytest
+from torch import nn
+
+from lmdp.app.bench.cases import CASES, Case
+from lmdp.app.cells.cell import STEP, Cell
+from lmdp.app.cells.measure import _source, _thinned, measure
+from lmdp.app.cells.sources import Sources
 from lmdp.app.config import Config
 
 
@@ -28,3 +36,14 @@ def test_a_long_curve_is_thinned_by_means_of_neighbours() -> None:
     assert {y for _, y in thin} == {0.5}
     assert _thinned(curve[:3]) == curve[:3]
     assert _thinned([]) == []
+
+
+def test_a_timing_keeps_every_turn_of_every_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Case("a small model", lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (6, 3, 2, 2))
+    monkeypatch.setitem(CASES, "scnn", small)
+    monkeypatch.setattr(import_module("lmdp.app.bench.run"), "peak_memory", lambda *_, **__: 7)
+    result = measure(Cell.of(STEP, "mnist", {"model": "s-cnn"}, examples=3), Sources(), None)
+    assert {len(turns) for turns in result["turns"].values()} == {3}
+    assert {"lmdp dpsgd", "lmdp lm (private)", "lmdp lm-optimal (batch)"} <= set(result["turns"])
+    assert result["peak_bytes"]["lmdp dpsgd"] == 7
+    assert result["seconds"] > 0

@@ -25,7 +25,7 @@ def result(cell: Cell, leak: float = 0.55, accuracy: float = 0.9, bias: float = 
         names = ("non-private SGD", "lmdp dpsgd", "lmdp lm (private)")
         return {
             "title": "made up",
-            "seconds": {name: [1.0 + 0.01 * i + 0.001 * k for k in range(5)] for i, name in enumerate(names)},
+            "turns": {name: [1.0 + 0.01 * i + 0.001 * k for k in range(5)] for i, name in enumerate(names)},
             "peak_bytes": {name: 100 + i for i, name in enumerate(names)},
             "failed": {},
         }

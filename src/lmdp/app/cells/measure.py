@@ -180,7 +180,7 @@ def _step(cell: Cell, sources: Sources) -> Result:
     only = ("lmdp dpsgd", "lmdp autos", "lmdp psac", "lmdp lm (", "lmdp lm-optimal (")
     name = case_name(cell["model"])
     measured = bench.run(models=[name], steps=max(2, cell.examples), only=only)["models"][name]
-    return {key: measured[key] for key in ("title", "seconds", "peak_bytes", "failed")}
+    return {"turns": measured["seconds"], **{key: measured[key] for key in ("title", "peak_bytes", "failed")}}
 
 
 @functools.lru_cache(2)

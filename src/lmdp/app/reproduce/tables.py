@@ -132,7 +132,7 @@ def costs(results: Results, part: str) -> str:
     for m in results.measured(results.grid.step()):
         paper = EXPERIMENTS[m.cell.setting]
         printed = paper.seconds if part == "time" else paper.mebibytes
-        measured = m.result["seconds"] if part == "time" else m.result["peak_bytes"]
+        measured = m.result["turns"] if part == "time" else m.result["peak_bytes"]
         base = "lmdp dpsgd"
         for contender, value in measured.items():
             if not contender.startswith("lmdp") or base not in measured:

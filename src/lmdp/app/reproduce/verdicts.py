@@ -280,7 +280,7 @@ def _varied(part: str, key: str, values: Callable[[Grid], Sequence[float]], name
 def _time(results: Results) -> list[Verdict]:
     told = []
     for m in results.measured(results.grid.step()):
-        seconds, name = m.result["seconds"], m.cell.setting
+        seconds, name = m.result["turns"], m.cell.setting
         turns = [a / b - 1 for a, b in zip(seconds["lmdp lm (private)"], seconds["lmdp dpsgd"])]
         ratio = mean_of(sorted(turns)[len(turns) // 5 : len(turns) - len(turns) // 5])  # a turn may meet another load
         printed = EXPERIMENTS[name].seconds["lm"] / EXPERIMENTS[name].seconds["dpsgd"] - 1
