@@ -259,6 +259,8 @@ def test_a_large_delta_is_refused_without_a_switch_that_the_statement_shows(
 def test_the_statement_says_whether_the_number_of_examples_is_public(tmp_path: Path) -> None:
     spec = make_npz(tmp_path / "private.npz")
     assert SIZE_IS_PUBLIC in train("--data", spec)["account"]
+    said = " ".join(train("--data", f"{spec}?limit=400", out="limited")["account"])
+    assert "lets another one in (limit)" in said
     statement = train("--data", spec, "--public-size", "false", out="secret")
     assert statement["certified"] is False
     assert any("public_size = false" in reason for reason in statement["reasons"])

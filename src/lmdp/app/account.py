@@ -93,7 +93,8 @@ def open_account(
         **dict.fromkeys(lineage.doubts, True),
     }
     planted = "" if planting is None else planting.said
-    said = (SIZE_IS_PUBLIC if config.public_size else "", kept_out(source), planted, *begun_with(config), *lineage.said)
+    size = SIZE_IS_PUBLIC if config.public_size else ""
+    said = (size, limited(source), kept_out(source), planted, *begun_with(config), *lineage.said)
     account = Account(
         lineage,
         tuple(d for d, holds in doubts.items() if holds),
@@ -101,6 +102,16 @@ def open_account(
         _examples(source, planting),
     )
     return account, members
+
+
+def limited(source: Source) -> str:
+    """What `limit=` does to the relation: the statement speaks of the examples that were taken."""
+    if "limit=" not in source.spec.partition("?")[2]:
+        return ""
+    return (
+        f"neighbours differ in one of the examples that {source.spec} takes. An example that is taken out of the whole data "
+        "lets another one in (limit), which is two such changes and is not covered by epsilon"
+    )
 
 
 def kept_out(source: Source) -> str:
