@@ -109,8 +109,8 @@ def limited(source: Source) -> str:
     if "limit=" not in source.spec.partition("?")[2]:
         return ""
     return (
-        f"neighbours differ in one of the examples that {source.spec} takes. An example that is taken out of the whole data "
-        "lets another one in (limit), which is two such changes and is not covered by epsilon"
+        f"neighbours differ in one of the examples that {source.spec} takes. An example that is taken out of the whole "
+        "data lets another one in (limit), which is two such changes and is not covered by epsilon"
     )
 
 
