@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -165,11 +164,9 @@ def test_adapters_on_a_list_of_plain_layers_make_no_blocks_of_them() -> None:
     assert LayerMap.of(model, "block").names == LayerMap.of(model).names == names
 
 
-def test_the_layers_of_twenty_four_blocks_are_read_in_no_time() -> None:
+def test_twenty_four_blocks_are_twenty_four_layers_between_embeddings_and_pooler() -> None:
     model = hub.of("BertModel", "BertConfig", **{**hub.TEXT, "num_hidden_layers": 24})
-    start = time.perf_counter()
     assert len(LayerMap.of(model, "block")) == 26
-    assert time.perf_counter() - start < 1.0
 
 
 def test_an_unknown_grouping_is_refused_with_those_there_are() -> None:
