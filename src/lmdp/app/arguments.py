@@ -241,9 +241,12 @@ def parser() -> argparse.ArgumentParser:
     other = bench.add_mutually_exclusive_group()
     other.add_argument("--growth", action="store_true", help="larger batches, models, sequences; the rest of the loop")
     other.add_argument(
+        "--processes", type=int, metavar="N", help="a step by 1, 2, 4 … N processes, beside DistributedDataParallel"
+    )
+    other.add_argument(
         "--plan", action="store_true", help="print which rule every module uses (default: d-cnn, transformer)"
     )
-    bench.add_argument("--out", type=_place, metavar="DIR", help="folder for bench.json and bench.svg, or growth.json")
+    bench.add_argument("--out", type=_place, metavar="DIR", help="folder for bench.json and bench.svg, or other .json")
 
     doctor = _command(commands, "doctor", "what is installed here, and a test of exactness and noise: a minute")
     doctor.add_argument("--quick", action="store_true", help="leave the test out")

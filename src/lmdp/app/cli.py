@@ -266,6 +266,11 @@ def _bench(arguments: Namespace, show: Show) -> Result:
     if arguments.growth:
         growth = bench.growth(steps=arguments.steps, out=arguments.out, say=show.say)
         return {"text": f"{bench.growth_text(growth)}{where}", "json": growth}
+    if arguments.processes is not None:
+        if only or arguments.no_memory or arguments.channels_last:
+            raise ValueError("--processes compares with DDP only: it takes --models, --steps and --out")
+        rows = bench.by_processes(arguments.processes, **chosen, steps=arguments.steps, out=arguments.out, say=show.say)
+        return {"text": f"{bench.processes_text(rows)}{where}", "json": rows}
     times = bench.run(
         **chosen,
         steps=arguments.steps,

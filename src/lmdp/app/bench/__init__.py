@@ -8,12 +8,14 @@ run          `run` measures all of it, `plans` says which rule every module uses
 table        what was measured, as text
 plot         step times as an SVG
 growth       what larger batches, deeper models and longer sequences do to the price of privacy
+processes    one step by several processes, beside DistributedDataParallel
 loop         what surrounds a step: the rest of a training's loop, the start of a process
 watch        a stopwatch on functions of a running command
 """
 
 from lmdp.app.bench.growth import growth
+from lmdp.app.bench.processes import by_processes, processes_text
 from lmdp.app.bench.run import plans, run
 from lmdp.app.bench.table import growth_text, table
 
-__all__ = ["growth", "growth_text", "plans", "run", "table"]
+__all__ = ["by_processes", "growth", "growth_text", "plans", "processes_text", "run", "table"]

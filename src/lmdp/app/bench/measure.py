@@ -95,23 +95,23 @@ def _peak_here(case: Case, contender: str) -> int:
     batch = case.batch()
     if hooked(contender):
         import opacus  # noqa: F401  (its own size is not counted)
-    before = _reset_peak()
+    before = forget_peak()
     step = prepared(case, contender, batch)
     for _ in range(3):
         step()
-    return _peak() - before
+    return peak() - before
 
 
-def _reset_peak() -> int:
+def forget_peak() -> int:
     """Forget the peak so far where the system allows it. Returns what the process holds now."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return _peak()
+        return peak()
     return _status("VmRSS")
 
 
-def _peak() -> int:
+def peak() -> int:
     if STATUS.exists():
         return _status("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024

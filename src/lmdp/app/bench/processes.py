@@ -1,0 +1,162 @@
+"""One step by several processes of one thread each: time, peak memory and bytes sent, beside DistributedDataParallel.
+
+The batch is that of one process, dealt to all. Both make their steps in turns, in the same processes; a step takes as
+long as the slowest process does. Peak memory is measured in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import lmdp
+from lmdp.app.bench.cases import CASES, Case, case_name
+from lmdp.app.bench.contenders import CLIP, NOISE, Step, mean_loss
+from lmdp.app.bench.measure import Say, forget_peak, peak
+from lmdp.processes import Group
+
+PLAIN, PRIVATE = "SGD, DDP", "lm, private weights"
+HEAD = "processes  SGD, DDP  private  ratio  MB sent: DDP, private  peak MB: DDP, private"
+DEFAULT = ("scnn", "transformer")
+
+
+def by_processes(
+    most: int, *, models: Sequence[str] = DEFAULT, steps: int = 9, out: Path | None = None, say: Say = lambda line: None
+) -> dict[str, Any]:
+    """Measured for 1, 2, 4 … processes, up to `most`."""
+    if most < 2:
+        raise ValueError(f"processes is {most}; it must be 2 or more (lmdp bench alone measures one)")
+    sizes = sorted({most, *(2**k for k in range(most.bit_length()) if 2**k <= most)})
+    measured: dict[str, Any] = {"torch": torch.__version__, "steps": steps, "cores": os.cpu_count(), "models": {}}
+    for name in dict.fromkeys(case_name(model) for model in models):
+        rows = measured["models"][name] = {}
+        for size in sizes:
+            say(f"{CASES[name].title}: {size} processes")
+            rows[size] = _started(size, name, steps, "")[0]
+            peaks = {which: _started(size, name, 3, which) for which in (PLAIN, PRIVATE)}
+            rows[size]["peak_bytes"] = {which: max(row["peak"] for row in every) for which, every in peaks.items()}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "processes.json").write_text(json.dumps(measured, indent=1))
+    return measured
+
+
+def processes_text(measured: dict[str, Any]) -> str:
+    lines = [f"{measured['steps']} steps, one thread for each process, {measured['cores']} cores"]
+    for name, rows in measured["models"].items():
+        lines += ["", CASES[name].title, HEAD]
+        for size, row in rows.items():
+            plain, private = (1000 * row["seconds"][which] for which in (PLAIN, PRIVATE))
+            sent, peaks = ([row[of][which] / 1e6 for which in (PLAIN, PRIVATE)] for of in ("bytes", "peak_bytes"))
+            lines.append(
+                f"{size:9d}  {plain:5.0f} ms  {private:4.0f} ms  {row['ratio']:5.2f}  {sent[0]:12.3f}, {sent[1]:7.3f}"
+                f"  {peaks[0]:12.0f}, {peaks[1]:7.0f}"
+            )
+    return "\n".join(lines)
+
+
+def _started(size: int, case: str, steps: int, only: str) -> list[dict[str, Any]]:
+    """What each of so many fresh processes has measured."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        every = [context.Process(target=_measure, args=(rank, size, folder, case, steps, only)) for rank in range(size)]
+        for process in every:
+            process.start()
+        for process in every:
+            process.join()
+        if any(process.exitcode for process in every):
+            raise RuntimeError(f"a process that was measured ended with {[process.exitcode for process in every]}")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def _measure(rank: int, size: int, folder: str, name: str, steps: int, only: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    case, before = CASES[name], forget_peak()
+    made = {which: make(case) for which, make in _CONTENDERS.items() if only in ("", which)}
+    answer = _timed(made, steps)
+    Path(folder, f"{rank}.json").write_text(json.dumps(answer | {"peak": peak() - before}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _timed(made: dict[str, tuple[Step, Callable[[], int]]], steps: int) -> dict[str, Any]:
+    """Median seconds and bytes of each contender, and the median of the ratios of steps that followed each other."""
+    for step, _ in made.values():
+        step(), step()
+    seconds: dict[str, list[float]] = {which: [] for which in made}
+    before = {which: sent() for which, (_, sent) in made.items()}
+    for _ in range(steps):
+        for which, (step, _) in made.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            dist.barrier()
+            seconds[which].append(time.perf_counter() - start)
+    ratios = [b / a for a, b in zip(seconds.get(PLAIN, []), seconds.get(PRIVATE, []))]
+    return {
+        "seconds": {which: statistics.median(times) for which, times in seconds.items()},
+        "bytes": {which: (sent() - before[which]) / steps for which, (_, sent) in made.items()},
+        "ratio": statistics.median(ratios) if ratios else None,
+    }
+
+
+def _share(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = case.batch()
+    return x[dist.get_rank() :: dist.get_world_size()], y[dist.get_rank() :: dist.get_world_size()]
+
+
+def _plain(case: Case) -> tuple[Step, Callable[[], int]]:
+    """SGD under torch's own data parallel training, which sends every gradient once."""
+    (x, y), model = _share(case), DistributedDataParallel(case.model())
+    optimizer, made = torch.optim.SGD(model.parameters(), lr=0.1), [0]
+    step, size = _loop(model, optimizer, x, y), sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+    def counted() -> None:
+        step()
+        made[0] += dist.get_world_size() > 1
+
+    return counted, lambda: made[0] * size
+
+
+def _private(case: Case) -> tuple[Step, Callable[[], int]]:
+    (x, y), model = _share(case), case.model()
+    optimizer, group = torch.optim.SGD(model.parameters(), lr=0.1), Group()
+    whole = TensorDataset(*case.batch())
+    lmdp.PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(whole, batch_size=len(whole)),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        poisson_sampling=False,
+        group=group,
+    )
+    return _loop(model, optimizer, x, y), lambda: group.sent
+
+
+def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Step:
+    def step() -> None:
+        optimizer.zero_grad()
+        mean_loss(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+_CONTENDERS: dict[str, Callable[[Case], tuple[Step, Callable[[], int]]]] = {PLAIN: _plain, PRIVATE: _private}
