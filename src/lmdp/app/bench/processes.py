@@ -88,21 +88,21 @@ def _measure(rank: int, size: int, folder: str, name: str, steps: int, only: str
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     case, before = CASES[name], forget_peak()
-    made = {which: make(case) for which, make in _CONTENDERS.items() if only in ("", which)}
-    answer = _timed(made, steps)
+    ready = {which: make(case) for which, make in _CONTENDERS.items() if only in ("", which)}
+    answer = _timed(ready, steps)
     Path(folder, f"{rank}.json").write_text(json.dumps(answer | {"peak": peak() - before}))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _timed(made: dict[str, tuple[Step, Callable[[], int]]], steps: int) -> dict[str, Any]:
+def _timed(ready: dict[str, tuple[Step, Callable[[], int]]], steps: int) -> dict[str, Any]:
     """Median seconds and bytes of each contender, and the median of the ratios of steps that followed each other."""
-    for step, _ in made.values():
+    for step, _ in ready.values():
         step(), step()
-    seconds: dict[str, list[float]] = {which: [] for which in made}
-    before = {which: sent() for which, (_, sent) in made.items()}
+    seconds: dict[str, list[float]] = {which: [] for which in ready}
+    before = {which: sent() for which, (_, sent) in ready.items()}
     for _ in range(steps):
-        for which, (step, _) in made.items():
+        for which, (step, _) in ready.items():
             dist.barrier()
             start = time.perf_counter()
             step()
@@ -111,7 +111,7 @@ def _timed(made: dict[str, tuple[Step, Callable[[], int]]], steps: int) -> dict[
     ratios = [b / a for a, b in zip(seconds.get(PLAIN, []), seconds.get(PRIVATE, []))]
     return {
         "seconds": {which: statistics.median(times) for which, times in seconds.items()},
-        "bytes": {which: (sent() - before[which]) / steps for which, (_, sent) in made.items()},
+        "bytes": {which: (sent() - before[which]) / steps for which, (_, sent) in ready.items()},
         "ratio": statistics.median(ratios) if ratios else None,
     }
 
@@ -124,14 +124,14 @@ def _share(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def _plain(case: Case) -> tuple[Step, Callable[[], int]]:
     """SGD under torch's own data parallel training, which sends every gradient once."""
     (x, y), model = _share(case), DistributedDataParallel(case.model())
-    optimizer, made = torch.optim.SGD(model.parameters(), lr=0.1), [0]
+    optimizer, ready = torch.optim.SGD(model.parameters(), lr=0.1), [0]
     step, size = _loop(model, optimizer, x, y), sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
     def counted() -> None:
         step()
-        made[0] += dist.get_world_size() > 1
+        ready[0] += dist.get_world_size() > 1
 
-    return counted, lambda: made[0] * size
+    return counted, lambda: ready[0] * size
 
 
 def _private(case: Case) -> tuple[Step, Callable[[], int]]:
