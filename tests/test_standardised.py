@@ -59,5 +59,8 @@ def test_every_model_has_either_activation_and_either_convolution(name: str) -> 
 def test_the_shallow_tanh_network_is_the_one_of_the_literature() -> None:
     model = build("tanh-cnn", (1, 28, 28), 10)
     assert sum(p.numel() for p in model.parameters()) == 26_010
+    black = -torch.ones(1, 1, 28, 28)  # has no part in the first gradient but for the bias
+    model(black).sum().backward()
+    assert not model.conv1.weight.grad.any()
     deep = build("tanh-cnn-deep", (3, 32, 32), 10)
     assert sum(p.numel() for p in deep.parameters()) == 550_570

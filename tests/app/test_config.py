@@ -87,15 +87,19 @@ def test_every_recipe_is_a_configuration(name: str) -> None:
     assert config.to_dict().items() >= recipe(name).items()
 
 
-def test_the_recipes_are_those_of_the_paper_and_the_demo() -> None:
+GOOD = ("mnist", "fashion-mnist")
+"""Recipes that are tuned for accuracy (docs/utility.md), and not the paper's."""
+
+
+def test_the_other_recipes_are_those_of_the_paper_and_the_demo() -> None:
     rows = {
         name: tuple(recipe(name)[key] for key in ("model", "epsilon", "delta", "sample_rate", "learning_rate"))
         + tuple(recipe(name)[key] for key in ("clip_norm", "emphasis"))
         for name in recipe_names()
-        if not name.startswith("demo")
+        if not name.startswith("demo") and name not in GOOD
     }
     assert rows == {  # METHOD 7, but for the delta of celeba, which must be below 1 / 162,770
-        "mnist": ("s-cnn", 5.0, 1e-5, 0.01, 0.08, 1.0, 5.0),
+        "mnist-paper": ("s-cnn", 5.0, 1e-5, 0.01, 0.08, 1.0, 5.0),
         "cifar10": ("d-cnn", 8.0, 1e-5, 0.01, 0.10, 2.0, 3.0),
         "cifar100": ("resnet18", 8.0, 1e-5, 0.01, 0.10, 3.0, 2.0),
         "celeba": ("vgg16", 8.0, 1e-6, 0.01, 0.08, 3.0, 2.0),
@@ -202,6 +206,7 @@ def test_classes_are_declared_by_number_or_by_name(written: Any, declared: Any) 
 
 SIZES = {
     "mnist": 60_000,
+    "fashion-mnist": 60_000,
     "cifar10": 50_000,
     "cifar100": 50_000,
     "celeba": 162_770,
@@ -217,17 +222,17 @@ def test_every_recipe_has_a_delta_below_one_over_its_examples(name: str) -> None
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="celeba, cifar10, cifar100, demo, demo-text, mnist"):
+    with pytest.raises(ValueError, match="celeba, cifar10, cifar100, demo, demo-text, fashion-mnist, mnist"):
         recipe("imagenet")
 
 
 def test_a_batch_size_takes_the_place_of_a_recipes_sample_rate_and_back() -> None:
-    words = ["train", "--recipe", "mnist", "--out", "x"]
-    by_size = config_of(parser().parse_args([*words, "--batch-size", "256"]), "mnist")
+    words = ["train", "--recipe", "mnist-paper", "--out", "x"]
+    by_size = config_of(parser().parse_args([*words, "--batch-size", "256"]), "mnist-paper")
     assert (by_size.batch_size, by_size.sample_rate, by_size.batch_for(60_000)) == (256, None, 256)
-    assert config_of(parser().parse_args(words), "mnist").batch_for(60_000) == 600
+    assert config_of(parser().parse_args(words), "mnist-paper").batch_for(60_000) == 600
     with pytest.raises(ValueError, match="give one"):
-        config_of(parser().parse_args([*words, "--batch-size", "256", "--sample-rate", "0.1"]), "mnist")
+        config_of(parser().parse_args([*words, "--batch-size", "256", "--sample-rate", "0.1"]), "mnist-paper")
     with pytest.raises(ValueError, match="batch_size is 256; it must be at most 100, the number of examples"):
         by_size.batch_for(100)
-    assert Config().batch_for(10) == 1
+    assert Config(sample_rate=0.01).batch_for(10) == 1

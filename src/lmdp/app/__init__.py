@@ -6,6 +6,7 @@ config       what a run is made of: named values, checked
 settings     what one value may be
 recipes/     one small TOML file per experiment
 beforehand   what can be refused before data are read, and seen of a trained model
+planning     which noise, batch and learning rate suit so many examples and an epsilon
 pipeline     the flow as code: risk, train, audit, compare
 canaries     canaries in the data of a run
 account      what was spent before a run, and whether what it publishes is public

@@ -23,6 +23,7 @@ Train models on private data that are then served as embeddings, without leaking
 
   lmdp demo       see all of it on data that installs with the package: about two minutes
   lmdp risk       measure on public data which layers of an architecture give membership away
+  lmdp plan       which noise and which batch for so many examples, and what to expect
   lmdp train      train a model with differential privacy
   lmdp audit      attack a trained model, layer by layer
   lmdp compare    train and audit several methods at the same epsilon
@@ -55,6 +56,10 @@ TUNED = {
     "emphasis": ("--emphases", "1,0,3,5"),
 }
 """What `lmdp tune` varies, in this order, by which option and over which values: the first until it is varied."""
+PLAN_KEYS = (
+    *("method", "epsilon", "delta", "accountant", "epochs", "sample_rate", "batch_size", "optimizer", "momentum"),
+    *("clip_norm", "unit_clip"),
+)
 SAME_THING = ("sample_rate", "batch_size")
 """Two keys for one thing: on the command line either overrides what a recipe says of the other."""
 
@@ -79,6 +84,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lmdp train --recipe mnist --method dpsgd --out runs/mnist",
         "lmdp train --out runs/mnist --resume",
     ),
+    "plan": ("lmdp plan --examples 54000 --epsilon 3", "lmdp plan --examples 1200 --epsilon 8 --batch-size 12"),
     "audit": ("lmdp audit runs/photos", "lmdp audit runs/photos --epsilon --runs 1000", "lmdp audit embeddings.npz"),
     "compare": ("lmdp compare --recipe mnist --methods dpsgd,autos,psac,lm --out runs/mnist",),
     "tune": ("lmdp tune --model s-cnn --shadow fashion-mnist --epsilon 8 --sample-rate 0.05 --out runs/tuned",),
@@ -145,6 +151,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="continue the run in DIR")
     train.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
     _options(train, TRAIN_KEYS)
+
+    plan = _command(commands, "plan", "which noise, batch and learning rate, and what to expect; touches no data")
+    plan.add_argument("--examples", type=int, required=True, metavar="N", help="how many private examples train")
+    plan.add_argument("--parameters", type=int, metavar="D", help="of the model (default: 26,010, S-CNN on 28x28)")
+    plan.add_argument("--recipe", help=f"start from a recipe: {', '.join(recipe_names())}, or a .toml file")
+    _options(plan, PLAN_KEYS)
 
     audit = _command(commands, "audit", "attack a trained model, layer by layer (computed on private data)")
     audit.add_argument(

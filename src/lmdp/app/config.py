@@ -35,8 +35,10 @@ TASKS, TEXT_MODELS, HF = ("classify", "embed"), ("hf:", "hf-config:", "tiny-enco
 TOKENIZERS = ("bytes", "words")
 """Those of `lmdp.data.tokens`, which needs torch too."""
 PRECISIONS = ("float32", "bf16")
-SAMPLE_RATE = 0.01
-"""q where neither it nor the batch size is given."""
+SUITED, FALLING = 0.6, 0.25
+"""q where neither it nor the batch size is given: SUITED / examples^FALLING. 0.1 for a thousand, 0.04 for 54,000."""
+PLAIN = 0.01
+"""The same of training without privacy, which needs no large batches."""
 FEWEST_CANARIES = 300
 """That of `lmdp.audit.planting`, which needs torch too."""
 
@@ -148,10 +150,11 @@ class Config:
     accountant: str = text(DEFAULT, "rdp is faster, and needs about a twentieth more noise", choices=ACCOUNTANTS)
     noise: str = text("fast", "secure keeps the key of the noise from being copied", choices=NOISES)
 
-    epochs: float = number(20.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
+    epochs: float = number(40.0, "expected passes over the private data", low=0, open_low=True, high=1e6)
     sample_rate: float | None = number(
         None,
-        f"q: the chance of each example to be in a batch; {SAMPLE_RATE} unless batch_size is given",
+        "q: the chance of each example to be in a batch; unless this or batch_size is given, "
+        f"{SUITED:g} / examples^{FALLING:g}",
         low=0,
         open_low=True,
         high=1,
@@ -193,7 +196,13 @@ class Config:
     views: int = whole(
         1, "views of an example in every step of it: their gradients are averaged, then clipped as one", low=1, unsaid=1
     )
-    learning_rate: float = number(0.1, "step size of the private methods", low=0, open_low=True)
+    learning_rate: float | None = number(
+        None,
+        "step size of the private methods; unless given, chosen by examples, epsilon and model, and told",
+        low=0,
+        open_low=True,
+        optional=True,
+    )
     sgd_learning_rate: float = number(
         0.05, "step size of method sgd, whose gradients have any length", low=0, open_low=True
     )
@@ -240,8 +249,6 @@ class Config:
             raise ValueError(
                 f"batch_size is {self.batch_size} and sample_rate is {self.sample_rate:g}; give one: it says the other"
             )
-        if self.batch_size is None and self.sample_rate is None:
-            object.__setattr__(self, "sample_rate", SAMPLE_RATE)
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(
                 f"momentum is {self.momentum:g}, which is of optimizer sgd; {self.optimizer} has one of its own: set "
@@ -323,7 +330,8 @@ class Config:
     def batch_for(self, examples: int) -> int:
         """The expected size of a batch of so many examples."""
         if self.batch_size is None:
-            return max(1, round((self.sample_rate or SAMPLE_RATE) * examples))
+            suited = min(1.0, SUITED / examples**FALLING) if METHODS[self.method].private else PLAIN
+            return max(1, round((self.sample_rate or suited) * examples))
         if self.batch_size > examples:
             raise ValueError(f"batch_size is {self.batch_size}; it must be at most {examples}, the number of examples")
         return self.batch_size

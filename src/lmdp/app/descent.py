@@ -31,7 +31,11 @@ def set_rate(optimizer: torch.optim.Optimizer, config: Config, step: int, total:
 
 
 def peak_rate(config: Config) -> float:
-    return config.learning_rate if METHODS[config.method].private else config.sgd_learning_rate
+    if not METHODS[config.method].private:
+        return config.sgd_learning_rate
+    if config.learning_rate is None:
+        raise ValueError("learning_rate is not chosen yet; planning.suited chooses one by examples and epsilon")
+    return config.learning_rate
 
 
 def share_of_rate(config: Config, step: int, total: int) -> float:

@@ -171,3 +171,8 @@ def _placed(model: nn.Module, device: str) -> nn.Module:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device is {device!r}, which cannot be used here: {' '.join(str(error).split())}") from error
+
+
+def trainable(model: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from lmdp.accounting import check_delta
-from lmdp.app import training
+from lmdp.app import planning, training
 from lmdp.app.account import begin, open_account, refuse_inferred, sides
 from lmdp.app.canaries import ordinary, plant, still_there
 from lmdp.app.chosen import keep
 from lmdp.app.config import SHADOW, Config
 from lmdp.app.embedding import audit_embedded, is_of_a_run
-from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of
+from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of, trainable
 from lmdp.app.progress import Show
 from lmdp.app.reports import story, summary, tpr_limit, write_report
 from lmdp.app.runs import Card, RunFolder, load_model, write_json
@@ -151,11 +151,16 @@ def train(
             group.same(Beginning(config, risk, account.lineage.run, None if planting is None else planting.key))
         job = training.prepare(config, model, source.train, risk=risk, public=public, account=account, group=group)
         begin(account, members, planting, folder)
-        write_card(folder, config, source, model)
-        folder.begin(config)
+        write_card(folder, job.config, source, model)
+        if METHODS[config.method].private:
+            show.say(planning.told(job.config, len(source.train), trainable(model)))
+        folder.begin(job.config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
         training.run(job, folder, None if source.test is None else source.test.tensors(), show)
+        labels = [] if source.test is None else source.test.labels.tolist()
+        if note := planning.like_chance(folder.metrics()[-1], labels):
+            show.say(note)
         write_report(folder, story([folder], command, risk, LayerMap.chosen(model, config.layers).names))
     return folder
 

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from lmdp.app.account import Account
 from lmdp.app.config import Config
 from lmdp.app.descent import optimizer_for, set_rate
-from lmdp.app.network import laid_out, shortened, test_accuracy
+from lmdp.app.network import laid_out, shortened, test_accuracy, trainable
+from lmdp.app.planning import suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
@@ -183,6 +184,7 @@ def prepare(
     account, group = account or Account(Lineage({})), group or Group()
     private = cast(Dataset[Any], private)
     size = len(private)  # type: ignore[arg-type]
+    config = suited(config, size, trainable(model))
     batch, method = config.batch_for(size), METHODS[config.method]
     optimizer = optimizer_for(config, model)
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)

@@ -14,12 +14,23 @@ from lmdp.models.parts import RELU, TANH, Parts
 
 
 class SCNN(nn.Module):
-    """conv 16@8x8 stride 2, pool, conv 32@4x4 stride 2, pool, 32 units, classes. Four layers with parameters."""
+    """conv 16@8x8 stride 2, pool, conv 32@4x4 stride 2, pool, 32 units, classes. Four layers with parameters.
+
+    from_zero  images in [−1, 1] are read as in [0, 1]: what is black has then no part in a gradient, and clipping cuts
+               less of what is drawn
+    """
 
     def __init__(
-        self, channels: int = 1, classes: int = 10, size: int | tuple[int, ...] = 28, parts: Parts = RELU
+        self,
+        channels: int = 1,
+        classes: int = 10,
+        size: int | tuple[int, ...] = 28,
+        parts: Parts = RELU,
+        *,
+        from_zero: bool = False,
     ) -> None:
         super().__init__()
+        self.from_zero = from_zero
         height, width = (size, size) if isinstance(size, int) else size
         self.conv1 = parts.conv(channels, 16, 8, stride=2, padding=3)
         self.conv2 = parts.conv(16, 32, 4, stride=2)
@@ -31,6 +42,7 @@ class SCNN(nn.Module):
         self.fc2 = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = (x + 1) / 2 if self.from_zero else x
         x = self.pool(self.act(self.conv1(x)))
         x = self.pool(self.act(self.conv2(x)))
         x = self.act(self.fc1(torch.flatten(x, 1)))

@@ -27,6 +27,10 @@ def _s_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
     return SCNN(shape[0], classes, shape[1:], parts)
 
 
+def _tanh_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    return SCNN(shape[0], classes, shape[1:], parts, from_zero=True)
+
+
 def _d_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
     _require_side("d-cnn", shape, 8)
     return DCNN(shape[0], classes, parts)
@@ -55,7 +59,7 @@ MODELS: dict[str, Builder] = {
     "resnet18": _resnet18,
     "resnet18-imagenet": _resnet18_imagenet,
     "vgg16": _vgg16,
-    "tanh-cnn": _s_cnn,
+    "tanh-cnn": _tanh_cnn,
     "tanh-cnn-deep": _deep_cnn,
 }
 TEXT_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"tiny-encoder": TinyEncoder}

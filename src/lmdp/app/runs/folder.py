@@ -82,6 +82,8 @@ class RunFolder:
         if not self.has_run:
             return config
         saved = self.config()
+        if config.learning_rate is None:  # it was chosen when the run began
+            config = config.changed(learning_rate=saved.learning_rate)
         return config.changed(**{key: value for key, value in OF_OLD.items() if getattr(saved, key) == value})
 
     def begin(self, config: Config) -> None:
