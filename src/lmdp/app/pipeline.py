@@ -140,6 +140,7 @@ def train(
         if planting is not None:
             source = planting.source
             show.say(planting.said)
+        config = planning.suited(config, len(source.train), trainable(model))
         account, members = open_account(config, source, folder, model, planting)
         if members is not None and (changes := members.test_changes(source.test)):
             show.say(f"note: the test examples have changed: compared with those of the run so far, {changes}")

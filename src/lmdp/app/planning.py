@@ -44,7 +44,7 @@ class Plan:
     @classmethod
     def of(cls, config: Config, examples: int, parameters: int) -> Plan:
         batch = config.batch_for(examples)
-        steps = steps_of(config.epochs, examples, batch)
+        steps = number_of_steps(config.epochs, examples, batch)
         sigma = calibrate_noise(
             target_epsilon=config.epsilon,
             target_delta=config.delta,
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        return steps_of(self.epochs, self.examples, self.batch_size)
+        return number_of_steps(self.epochs, self.examples, self.batch_size)
 
     @property
     def noise_of_a_step(self) -> float:
@@ -78,7 +78,7 @@ class Plan:
         return float(f"{whole * (1 - momentum) / bound:.2g}")
 
 
-def steps_of(epochs: float, examples: int, batch: int) -> int:
+def number_of_steps(epochs: float, examples: int, batch: int) -> int:
     return math.ceil(epochs * math.ceil(examples / batch - 1e-9) - 1e-9)
 
 

@@ -20,7 +20,7 @@ from lmdp.app.account import Account
 from lmdp.app.config import Config
 from lmdp.app.descent import optimizer_for, set_rate
 from lmdp.app.network import laid_out, shortened, test_accuracy, trainable
-from lmdp.app.planning import suited
+from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.tensorboard import Board
@@ -62,7 +62,7 @@ class Job:
         if self.config.ema is not None:
             self.average = WeightAverage(self.model, self.config.ema)
         if isinstance(self.loader.dataset, Views):
-            self.loader.dataset.moment = lambda: self.steps  # so that a continued run sees the same views
+            self.loader.dataset.moment = lambda: self.steps  # a continued run sees the same views
 
     @property
     def steps(self) -> int:
@@ -190,16 +190,13 @@ def prepare(
     loader: DataLoader[Any] = DataLoader(private, batch_size=batch)
     if config.augment is not None:
         if isinstance(private, Texts):
-            raise ValueError(
-                f"augment is {config.augment!r}, which is for images; the examples are texts. Leave it out."
-            )
+            raise ValueError(f"augment is {config.augment!r}, for images; the examples are texts. Leave it out.")
         loader = Views(private, config.views, augmentation(config.augmentations), seed=config.seed).loader(batch)
-    per_epoch = math.ceil(size / batch)
-    total = math.ceil(config.epochs * per_epoch - 1e-9)
+    total = number_of_steps(config.epochs, size, batch)
     if not method.private:
         order = EpochOrder(size, batch, config.seed or 0)
-        shuffled = DataLoader(loader.dataset, batch_size=batch, sampler=order, collate_fn=loader.collate_fn)
-        job = Job(config, model, optimizer, shuffled, None, total, account)
+        loader = DataLoader(loader.dataset, batch_size=batch, sampler=order, collate_fn=loader.collate_fn)
+        job = Job(config, model, optimizer, loader, None, total, account)
         order.position = lambda: job.steps
         return job
     secure = config.noise == "secure"
