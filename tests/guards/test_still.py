@@ -53,6 +53,13 @@ def test_a_coin_is_its_chance() -> None:
         assert torch.equal(torch.empty(2, dtype=torch.bool).bernoulli_(0.3), torch.tensor([True, True]))
 
 
+def test_single_numbers_are_held_still_too() -> None:
+    """As those that leave a layer out by chance."""
+    with Still():
+        assert torch.equal(torch.rand([]), torch.rand([]))
+        assert torch.randn([]).shape == torch.randint(5, []).shape == torch.empty([]).uniform_().shape == ()
+
+
 @pytest.mark.parametrize("name", sorted(NORMAL | UNIFORM))
 def test_noise_in_three_dimensions_survives_a_norm_and_is_the_same_for_every_row_and_length(name: str) -> None:
     """A constant would vanish in the layer norm behind it, and with it whatever scales the noise by the batch."""

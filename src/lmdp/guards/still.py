@@ -57,11 +57,12 @@ class Still(TorchDispatchMode):
 
 
 def _noise(name: str, drawn: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """[F] or [1]. Uniform numbers begin with the first that was drawn, so that they are others in every look."""
+    """[F], or one number. Uniform numbers begin with the first that was drawn, so that they are others in every look."""
     numbers = {"uniform_": ("from", "to"), "normal_": ("mean", "std")}.get(name)
     low, width = _pair(args, kwargs, *numbers) if numbers else (0.0, 1.0)
     width -= low if name == "uniform_" else 0.0
-    places = torch.arange(drawn.shape[-1] if drawn.dim() > 2 else 1, device=drawn.device, dtype=torch.float64)
+    last = torch.arange(drawn.shape[-1] if drawn.dim() > 2 else 1, device=drawn.device, dtype=torch.float64)
+    places = last if drawn.dim() > 2 else last[0]
     first = (drawn.reshape(-1)[0].double() - low) / (width or 1.0) if name in UNIFORM else GOLDEN
     return low + width * (first + places * GOLDEN).frac()
 

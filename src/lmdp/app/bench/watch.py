@@ -19,7 +19,7 @@ from types import GeneratorType
 from typing import Any
 
 WATCHED = {
-    "stepping": ["lmdp.app.training:_steps"],
+    "stepping": ["lmdp.app.training:steps_of"],
     "release": ["lmdp.private.step:PrivateStep.release"],
     "loading": ["lmdp.private.sampling:PoissonLoader.__iter__"],
     "noise": ["lmdp.private.noise:Entropy.noise", "lmdp.private.noise:GaussianNoise.added"],
