@@ -302,8 +302,8 @@ def _bench(arguments: Namespace, show: Show) -> Result:
 COMMANDS: dict[str, Callable[[Namespace, Show], Result]] = {
     "demo": _demo,
     "risk": _risk,
-    "plan": _plan,
     "train": _train,
+    "plan": _plan,
     "audit": _audit,
     "compare": _compare,
     "embed": _embed,

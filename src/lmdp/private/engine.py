@@ -313,7 +313,7 @@ class PrivacyEngine:
             raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
         if run.ledger.steps:
             raise ValueError(
-                f"this engine made {run.ledger.steps} steps, which another state would forget. Load it into a new one"
+                f"this engine has made {run.ledger.steps} steps of its own, which count. Load the state into a new one"
             )
         run.go_on(state)
 
