@@ -33,6 +33,7 @@ from lmdp.methods import METHODS
 from lmdp.models import Inputs, scores_of
 from lmdp.models import run as run_model
 from lmdp.private import PrivacyEngine, PrivacyStatement
+from lmdp.private.sampling import PoissonLoader
 from lmdp.processes import Group
 from lmdp.risk import RiskProfile
 from lmdp.units import Views
@@ -81,8 +82,9 @@ class Job:
         return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
 
     def begin_step(self) -> None:
-        """Dropout follows from seed and step, so that a resumed run repeats it."""
-        if self.config.seed is not None:
+        """Dropout follows from seed and step, so that a resumed run repeats it. A look repeats its own."""
+        looked_at = isinstance(self.loader, PoissonLoader) and self.loader.log.only_looked_at
+        if self.config.seed is not None and not looked_at:
             path = [self.config.seed, self.steps, *([self.group.rank] if self.group.rank else [])]
             seed = int(np.random.SeedSequence(path).generate_state(1)[0])
             torch.default_generator.manual_seed(seed)

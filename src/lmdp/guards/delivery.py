@@ -81,6 +81,11 @@ class DeliveryLog:
         """Whether what was delivered last completes a batch: a step is made once it is used."""
         return self._current is not None and self._current.last
 
+    @property
+    def only_looked_at(self) -> bool:
+        """Whether what was delivered last is part of a look: no step is made of it."""
+        return self._current is not None and bool(self._current.company)
+
     def between_passes(self, number: int) -> None:
         """A pass has ended, or begins, with the draw of this number."""
         self._current, self._next = None, number
