@@ -68,7 +68,7 @@ def held(folder: Path) -> dict[str, Any]:
         elif path.suffix == ".safetensors":
             contents[name] = _tensors(raw)
         else:
-            contents[name] = raw.decode()
+            contents[name] = raw.decode().replace(f"{folder}{os.sep}", "")  # paths are kept whole
     return contents
 
 

@@ -86,8 +86,7 @@ class Job:
         looked_at = isinstance(self.loader, PoissonLoader) and self.loader.log.only_looked_at
         if self.config.seed is not None and not looked_at:
             path = [self.config.seed, self.steps, *([self.group.rank] if self.group.rank else [])]
-            seed = int(np.random.SeedSequence(path).generate_state(1)[0])
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(int(np.random.SeedSequence(path).generate_state(1)[0]))
 
     def step(self, inputs: Inputs, labels: Tensor) -> None:
         self.model.train()
