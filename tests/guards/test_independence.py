@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
 from lmdp.gradients.attach import REGISTRY
+from lmdp.guards.loss import Output, rows_meet
 from lmdp.guards.ways import TRIES
 from tests.private.test_engine import Small, data, private, train
 
@@ -69,6 +70,14 @@ def test_a_loss_in_which_examples_meet_is_refused_before_anything_is_released(lo
         train_with(loss, model, optimizer, loader)
     assert engine.steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+@pytest.mark.parametrize("size", range(2, 40))
+def test_pairs_that_meet_are_seen_in_a_batch_of_any_size(size: int) -> None:
+    output = torch.randn(size, 3, generator=torch.Generator().manual_seed(size), requires_grad=True)
+    rows = [Output(output, output.grad_fn, rows=True)]
+    assert rows_meet(paired(output, torch.zeros(size)), rows) is True
+    assert rows_meet(squared(output, torch.zeros(size, dtype=torch.long)), rows) is False
 
 
 def train_with(loss: Loss, model: nn.Module, optimizer: Any, loader: Any) -> None:

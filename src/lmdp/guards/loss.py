@@ -27,6 +27,7 @@ REMEDY = (
 
 
 Refused = Callable[[RuntimeError], None]
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,35 +62,40 @@ def rows_meet(loss: Tensor, rows: Sequence[Output]) -> bool | None:
     """Whether gradients at some rows depend on other rows; None if that cannot be told from this batch."""
     try:
         with torch.enable_grad():
-            outputs = [row.tensor for row in rows]
             with look(loss):
-                grads = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
-            used = [(row, g) for row, g in zip(rows, grads) if g is not None]
+                grads = torch.autograd.grad(loss, [row.tensor for row in rows], create_graph=True, allow_unused=True)
+            used = [(row.tensor, g) for row, g in zip(rows, grads) if g is not None]
             sizes = {len(g) for _, g in used}
             if len(sizes) != 1 or min(sizes) < 2:
                 return None
-            generator = torch.Generator().manual_seed(0)
-            first = torch.randperm(sizes.pop(), generator=generator)
-            chosen, rest = first[: len(first) // 2], first[len(first) // 2 :]
-            dependent = [
-                (g[chosen] * torch.randn(g[chosen].shape, generator=generator).to(g)).sum()
-                for _, g in used
-                if g.requires_grad
-            ]
+            dependent = [(output, g) for output, g in used if g.requires_grad]
             if not dependent:
                 return False  # the gradient at the outputs is a constant
-            total = torch.stack(dependent).sum()
-            with look(total):
-                seconds = torch.autograd.grad(
-                    total, [row.tensor for row, _ in used], retain_graph=True, allow_unused=True
-                )
+            verdicts = [_sides_meet(used, dependent, first) for first in _sides(sizes.pop())]
     except RuntimeError:  # a loss that cannot be differentiated twice
         return None
-    reached = [h for (row, _), h in zip(used, seconds) if h is not None]
+    return True if True in verdicts else False if False in verdicts else None
+
+
+def _sides(size: int) -> list[Tensor]:
+    """Halves of a batch, by row. In a small one they part every row from every other: by each bit of its place."""
+    if size <= 32:
+        return [(torch.arange(size) >> bit) % 2 == 0 for bit in range((size - 1).bit_length())]
+    return [torch.randperm(size, generator=torch.Generator().manual_seed(0)) < size // 2]
+
+
+def _sides_meet(used: Sequence[Pair], dependent: Sequence[Pair], first: Tensor) -> bool | None:
+    """Whether gradients at the rows of one side depend on outputs at the rows of the other."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [(g[first] * torch.randn(g[first].shape, generator=generator).to(g)).sum() for _, g in dependent]
+    total = torch.stack(parts).sum()
+    with look(total):
+        seconds = torch.autograd.grad(total, [output for output, _ in used], retain_graph=True, allow_unused=True)
+    reached = [h for h in seconds if h is not None]
     if not reached:
         return False
-    inside = max(_largest(h[chosen]) for h in reached)
-    outside = max(_largest(h[rest]) for h in reached)
+    inside = max(_largest(h[first]) for h in reached)
+    outside = max(_largest(h[~first]) for h in reached)
     if outside > 1e-6 * inside:
         return True
     return False if inside > 0 else None
