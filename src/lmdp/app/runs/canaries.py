@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmdp.app.runs.files import write
+from lmdp.app.runs.files import read_private, write_private
 from lmdp.app.runs.folder import RunFolder
 from lmdp.data import Examples
 
@@ -31,21 +31,13 @@ class Coins:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Coins | None:
-        path = folder / FILE
-        if not path.exists():
-            return None
-        _, _, rest = path.read_text(encoding="utf-8", errors="replace").partition("\n")
-        match = _FORM.fullmatch(rest)
+        damaged = "it is no list of coins. Without it nobody knows which canaries were in."
+        match = read_private(folder / FILE, _FORM, damaged)
         if match is None:
-            raise ValueError(
-                f"{path} is damaged: it is no list of coins. Without it nobody knows which canaries were in."
-            )
+            return None
         entries = (line.split() for line in match[2].splitlines())
         return cls(bytes.fromhex(match[1]), tuple((digest, side == "in") for side, digest in entries))
 
     def save(self, folder: RunFolder) -> None:
-        path = folder / FILE
-        path.parent.mkdir(exist_ok=True, mode=0o700)
         entries = [f"{'in' if inside else 'out'} {digest}" for digest, inside in self.tossed]
-        write(path, "\n".join([FIRST_LINE, f"key {self.key.hex()}", *entries]) + "\n")
-        path.chmod(0o600)
+        write_private(folder / FILE, [FIRST_LINE, f"key {self.key.hex()}", *entries])

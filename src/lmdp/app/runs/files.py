@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,24 @@ def unfinished(folder: Path) -> dict[Path, str]:
     """Files that a process was writing when it was killed → the names they were to get."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return {path: match[1] for path in paths if (match := _UNFINISHED.fullmatch(path.name))}
+
+
+def write_private(path: Path, lines: Iterable[str]) -> None:
+    """In a folder that is its owner's only. The first line says that the file must not leave it."""
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    write(path, "\n".join(lines) + "\n")
+    path.chmod(0o600)
+
+
+def read_private(path: Path, form: re.Pattern[str], damaged: str) -> re.Match[str] | None:
+    """What stands below the first line, which must have this form; None where there is no such file."""
+    if not path.exists():
+        return None
+    _, _, rest = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+    match = form.fullmatch(rest)
+    if match is None:
+        raise ValueError(f"{path} is damaged: {damaged}")
+    return match
 
 
 def write_json(path: Path, content: Any) -> None:

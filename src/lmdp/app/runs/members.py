@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmdp.app.runs.files import write
+from lmdp.app.runs.files import read_private, write_private
 from lmdp.app.runs.folder import RunFolder
 from lmdp.data import Examples, Source
 
@@ -61,26 +61,18 @@ class Members:
     @classmethod
     def read(cls, folder: RunFolder) -> Members | None:
         """None of a run that kept none, as earlier versions did."""
-        path = folder / FILE
-        if not path.exists():
-            return None
-        _, _, rest = path.read_text(encoding="utf-8", errors="replace").partition("\n")
-        match = _FORM.fullmatch(rest)
+        damaged = "it is no list of digests. Without it nobody knows who is in this run."
+        match = read_private(folder / FILE, _FORM, damaged)
         if match is None:
-            raise ValueError(
-                f"{path} is damaged: it is no list of digests. Without it nobody knows who is in this run."
-            )
+            return None
         entries = [line.split() for line in match[3].splitlines()]
         parts = (tuple(digest for part, digest in entries if part == name) for name in PARTS)
         return cls(bytes.fromhex(match[1]), match[2], *parts)
 
     def save(self, folder: RunFolder) -> None:
-        path = folder / FILE
-        path.parent.mkdir(exist_ok=True, mode=0o700)
         parts = zip(PARTS, (self.train, self.test, self.held_out), strict=True)
         entries = [f"{name} {digest}" for name, digests in parts for digest in digests]
-        write(path, "\n".join([FIRST_LINE, f"key {self.key.hex()}", f"run {self.run}", *entries]) + "\n")
-        path.chmod(0o600)
+        write_private(folder / FILE, [FIRST_LINE, f"key {self.key.hex()}", f"run {self.run}", *entries])
 
     def train_changes(self, images: Examples) -> Changes:
         return _changes(self.train, images.digests(self.key))
