@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": set(),
     "bias": set(),
     "diagnostics": set(),
-    "averages": set(),
+    "averages": {"lineage"},
     "public_data": set(),
     "standardised": set(),
     "accounting": {"methods"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from lmdp.lineage.index import LEAST_VALUES, SWITCH
 
 STEP = Mechanism("dpsgd", "none", 1.0, 1.0, 1.1, 0.02, 20.0)
 DELTA = 1e-5
+Read = Callable[[lmdp.WeightAverage], Mapping[str, Tensor]]
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +58,12 @@ def test_released_weights_are_recognised_under_any_name_and_in_any_type() -> Non
         assert earlier({"other": told, "fresh": torch.randn(50)}) == (spending(),)
     assert earlier(weights(seed=1)) == ()
     assert earlier({"weight": tensor + 1e-6}) == ()
+
+
+def test_a_table_is_recognised_when_it_is_transposed() -> None:
+    table = weights()["weight"].view(4, 10)
+    record({"linear": table}, [spending()])
+    assert earlier({"conv1d": table.T.contiguous()}) == (spending(),)
 
 
 @pytest.mark.parametrize("constant", [torch.zeros(64), torch.ones(64), torch.arange(LEAST_VALUES - 1.0).repeat(4)])
@@ -199,7 +207,7 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def trained(model: nn.Module, passes: int = 3) -> lmdp.PrivacyEngine:
+def trained(model: nn.Module, passes: int = 3, average: lmdp.WeightAverage | None = None) -> lmdp.PrivacyEngine:
     x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x, torch.arange(32) % 3), batch_size=8)
     engine = lmdp.PrivacyEngine()
@@ -212,6 +220,8 @@ def trained(model: nn.Module, passes: int = 3) -> lmdp.PrivacyEngine:
             optimizer.zero_grad()
             F.cross_entropy(model(batch), label).backward()
             optimizer.step()
+            if average is not None:
+                average.update()
     return engine
 
 
@@ -228,6 +238,27 @@ def test_weights_of_an_engine_that_was_forgotten_without_a_statement_are_known()
     assert again.get_epsilon(DELTA) == pytest.approx(alone[2])
     assert alone[2] > max(alone[:2])
     assert not again.privacy_statement(DELTA).certified  # nobody knows whether the first one was
+
+
+@pytest.mark.parametrize("read", [lambda average: average.weights, lambda average: average.state_dict()])
+@pytest.mark.parametrize("ends", ["with a statement", "without one", "before it is read"])
+def test_who_begins_with_an_average_begins_after_what_the_averaged_weights_cost(read: Read, ends: str) -> None:
+    first = perceptron()
+    average = lmdp.WeightAverage(first, decay=0.9)
+    engine: lmdp.PrivacyEngine | None = trained(first, average=average)
+    assert engine is not None
+    steps = engine.steps
+    if ends == "before it is read":
+        engine = None
+        gc.collect()
+    weights = {name.removeprefix("weights/"): tensor for name, tensor in read(average).items()}
+    if ends == "with a statement" and engine is not None:
+        engine.privacy_statement(DELTA)
+    copy = perceptron()
+    copy.load_state_dict(weights, strict=False)
+    again = trained(copy)
+    assert again.get_epsilon(DELTA) == pytest.approx(again.mechanism.epsilon(steps + again.steps, DELTA))
+    assert again.privacy_statement(DELTA).certified == (ends != "before it is read")
 
 
 def test_a_resumed_run_keeps_what_it_had_behind_it_whatever_is_loaded_first() -> None:

@@ -4,6 +4,7 @@
 
 It is a function of released weights only, so it is post-processing: it costs no privacy, whatever is done with it. The
 noise of single steps averages out in it. The decay begins low, so that the weights before training do not linger.
+A training that begins with an average costs what the averaged one has cost, like one that begins with its last weights.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from lmdp.lineage import Noted, noted_of
 
 UPDATES, WEIGHTS = "updates", "weights/"
 
@@ -32,10 +35,12 @@ class WeightAverage:
         if not self._trained:
             raise ValueError("the model has 0 trainable parameters; there is nothing to average")
         self._average = {name: _widened(p.detach()).clone() for name, p in self._trained.items()}
+        self._training: Noted | None = None
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
+        self._training = self._training or noted_of(self._trained.values())
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         for name, p in self._trained.items():
@@ -44,7 +49,10 @@ class WeightAverage:
     @property
     def weights(self) -> dict[str, Tensor]:
         """Name → the average, in the type of the parameter."""
-        return {name: self._average[name].to(p.dtype) for name, p in self._trained.items()}
+        weights = {name: self._average[name].to(p.dtype) for name, p in self._trained.items()}
+        if self._training is not None:
+            self._training.made(weights)
+        return weights
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -63,6 +71,8 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a resumed training needs; from it, it goes on bit for bit."""
+        if self._training is not None:
+            self._training.made(self._average)
         return {UPDATES: torch.tensor(self.updates), **{WEIGHTS + name: t for name, t in self._average.items()}}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

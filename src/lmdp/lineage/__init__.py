@@ -7,7 +7,7 @@ for the union of them, and data that cannot be told apart, or only seem differen
 spending     one training as the accountant is told of it, and what several cost together
 index        released weights → what was spent for them, on this machine
 training     `Lineage`: what one training has behind it, and what it adds
-noted        weights that are noted with what they cost, though nobody asks for a statement
+noted        weights that are noted with what they cost, though nobody asks for a statement; averages of them too
 
     lineage = Lineage(all parameters and buffers, dataset=dataset_digest(dataset))     before the first step
     lineage.epsilon(mechanism, steps, delta)                                           instead of the mechanism's own
@@ -15,7 +15,7 @@ noted        weights that are noted with what they cost, though nobody asks for 
 """
 
 from lmdp.lineage.index import blind, dataset_digest, earlier, record
-from lmdp.lineage.noted import Noted, note_all_but
+from lmdp.lineage.noted import Noted, note_all_but, noted_of
 from lmdp.lineage.spending import Spending, epsilon_of, from_metadata, metadata, spendings, together
 from lmdp.lineage.training import Lineage
 
@@ -30,6 +30,7 @@ __all__ = [
     "from_metadata",
     "metadata",
     "note_all_but",
+    "noted_of",
     "record",
     "spendings",
     "together",

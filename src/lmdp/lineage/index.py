@@ -34,8 +34,8 @@ AT_ONCE = 2**20
 
 
 def earlier(parameters: Mapping[str, Tensor]) -> tuple[Spending, ...]:
-    """What was spent for these weights, each training once; nothing where none of them was ever released."""
-    sought = set(digests(parameters))
+    """What was spent for these weights, also transposed, each training once; nothing where none was ever released."""
+    sought = {*digests(parameters), *digests({name: t.T for name, t in parameters.items() if t.dim() == 2})}
     path = _index()
     if path is None or not sought:
         return ()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from lmdp.accounting import Ledger
+from lmdp.lineage.index import append, digests
 from lmdp.lineage.training import Lineage
 
 if TYPE_CHECKING:
@@ -25,25 +26,31 @@ class Training(Protocol):
 
 _TRAININGS: weakref.WeakSet[Training] = weakref.WeakSet()
 _FORGOTTEN: list[Noted] = []
+_ALL: weakref.WeakSet[Noted] = weakref.WeakSet()
 
 
-@dataclass
+@dataclass(eq=False)
 class Noted:
-    """What outlives a training, so that its weights can be noted after it. `records`: whether it is to note them."""
+    """What outlives a training, so that its weights can be noted after it. `records`: whether it is to note them;
+    `derived`: digests of weights that were made of released ones, not noted yet."""
 
     ledger: Ledger
     parameters: Mapping[str, Tensor]
     records: bool
     lineage: Lineage | None = None
     steps: int = 0
+    derived: set[str] = field(default_factory=set)
+    _over: bool = False
 
     def follow(self, training: Training) -> None:
         """Note its weights once it is forgotten; of one that is forgotten nobody knows whether it was certified."""
         _TRAININGS.add(training)
+        _ALL.add(self)
         weakref.finalize(training, self._forgotten).atexit = False
 
     def _forgotten(self) -> None:
         """Called at any moment, also inside transforms of torch in which no number can be read: then it is put off."""
+        self._over = True
         try:
             self.record(certified=False)
         except Exception:
@@ -51,14 +58,31 @@ class Noted:
 
     @property
     def is_due(self) -> bool:
-        return self.records and self.ledger.steps > self.steps
+        return self.records and (self.ledger.steps > self.steps or bool(self.derived))
+
+    def made(self, weights: Mapping[str, Tensor]) -> None:
+        """Of what this training released, by whoever holds it: these cost as much."""
+        if self.records and self.ledger.steps:
+            self.derived |= set(digests(weights, casts=True))
+            if self._over:
+                self.record(certified=False)
 
     def record(self, *, certified: bool) -> None:
         if self.is_due and self.lineage is not None:
             steps, mechanism = self.ledger.steps, self.ledger.mechanism
             rate, sigma = mechanism.sample_rate, mechanism.noise_multiplier
-            self.lineage.record(self.parameters, self.lineage.spent(sigma, rate, steps, certified=certified))
-            self.steps = steps
+            spent = self.lineage.spent(sigma, rate, steps, certified=certified)
+            if steps > self.steps:
+                self.lineage.record(self.parameters, spent)
+            append(self.derived, spent)
+            self.steps, self.derived = steps, set()
+
+
+def noted_of(parameters: Iterable[Tensor]) -> Noted | None:
+    """The latest training of any of these, if there is one."""
+    sought = {id(tensor) for tensor in parameters}
+    trainings = [noted for noted in _ALL if any(id(tensor) in sought for tensor in noted.parameters.values())]
+    return max(trainings, key=lambda noted: noted.ledger.steps, default=None)
 
 
 def note_all_but(training: Training) -> None:
