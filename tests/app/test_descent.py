@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lmdp.app import cli, training
+from lmdp.app.arguments import config_of, parser
 from lmdp.app.config import OPTIMIZERS, SCHEDULES, Config
-from lmdp.app.descent import optimizer_for, set_rate, share_of_rate
+from lmdp.app.descent import optimizer_for, peak_rate, set_rate, share_of_rate
+from lmdp.methods import METHODS
 from lmdp.models import build, fresh
 from tests.app.runs.killing import arguments, make_data
 
@@ -158,3 +160,38 @@ def test_a_run_in_units_of_clip_norm_and_gain_is_certified(spec: str, tmp_path: 
     assert cli.main(["train", "--recipe", str(tmp_path / "mine.toml"), "--out", str(out), "--quiet"]) == 0
     assert json.loads((out / "privacy.json").read_text())["certified"] is True
     assert "unit_gain = true" in (out / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("private", [name for name, method in METHODS.items() if method.private])
+def test_a_learning_rate_that_is_given_is_used_by_the_method_that_is_trained(private: str) -> None:
+    def rate(*words: str) -> float:
+        asked = parser().parse_args(["train", "--out", "nowhere", "--recipe", "mnist", "--weights", "public", *words])
+        return peak_rate(config_of(asked, asked.recipe))
+
+    assert rate("--method", private, "--learning-rate", "0.3") == 0.3
+    assert rate("--method", "sgd", "--learning-rate", "0.3") == 0.3
+    assert rate("--method", "sgd", "--sgd-learning-rate", "0.3") == 0.3
+    assert rate("--method", private) == rate()  # of the recipe
+    with pytest.raises(ValueError, match=f"{private} is trained: give --learning-rate instead"):
+        rate("--method", private, "--sgd-learning-rate", "0.3")
+    with pytest.raises(ValueError, match="leave one out"):
+        rate("--method", "sgd", "--learning-rate", "0.3", "--sgd-learning-rate", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("methods", "words", "rates"),
+    [
+        ("sgd,dpsgd", "--learning-rate 0.3", (0.05, 0.3)),
+        ("sgd,dpsgd", "--learning-rate 0.3 --sgd-learning-rate 0.2", (0.2, 0.3)),
+        ("sgd", "--learning-rate 0.3", (0.3, 0.3)),
+    ],
+)
+def test_methods_that_are_compared_have_the_learning_rates_that_are_given(
+    methods: str, words: str, rates: tuple[float, float]
+) -> None:
+    asked = parser().parse_args(
+        ["compare", "--recipe", "mnist", "--out", "nowhere", "--methods", methods, *words.split()]
+    )
+    config = config_of(asked, asked.recipe)
+    wanted = zip(methods.split(","), rates)
+    assert all(peak_rate(config.changed(method=method)) == rate for method, rate in wanted)

@@ -60,6 +60,8 @@ PLAN_KEYS = (
     *("method", "epsilon", "delta", "accountant", "epochs", "sample_rate", "batch_size", "optimizer", "momentum"),
     *("clip_norm", "unit_clip"),
 )
+TRAINING = ("train", "compare", "demo")
+"""Commands that train what the configuration says."""
 SAME_THING = ("sample_rate", "batch_size")
 """Two keys for one thing: on the command line either overrides what a recipe says of the other."""
 
@@ -229,6 +231,7 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--private", metavar="SPEC", help="private data of the one experiment that is chosen")
     reproduce.add_argument("--shadow", metavar="SPEC", help="its shadow data")
     reproduce.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one for each core)")
+    reproduce.add_argument("--device", default="cpu", help="where cells train: cpu, cuda, mps (default: %(default)s)")
     reproduce.add_argument("--draw", action="store_true", help="measure nothing; judge and draw what is there")
 
     tune = _command(commands, "tune", "settings on the frontier of leakage against accuracy, found on public data")
@@ -275,7 +278,33 @@ def config_of(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
     for one, other in (SAME_THING, SAME_THING[::-1]):
         if given.get(one) is not None:
             values.pop(other, None)
+    if arguments.command in TRAINING:
+        given = _rates_as_meant(given, _trained(arguments, {**values, **given}))
     return Config.of({**values, **given}, recipe_name or "configuration").anchored()
+
+
+def _trained(arguments: argparse.Namespace, values: dict[str, Any]) -> list[str]:
+    """The methods that a command trains."""
+    chosen = values.get("method", Config.__dataclass_fields__["method"].default)
+    return methods_of(arguments.methods if "methods" in arguments else str(chosen))
+
+
+def _rates_as_meant(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+    """A learning rate on the command line is that of a method that is trained, or it is refused; never left unused."""
+    private = any(METHODS[name].private for name in methods)
+    plain = not all(METHODS[name].private for name in methods)
+    if given.get("sgd_learning_rate") is not None and not plain:
+        raise ValueError(
+            f"--sgd-learning-rate is the step size of method sgd, and {', '.join(methods)} is trained: give "
+            "--learning-rate instead"
+        )
+    if given.get("learning_rate") is None or private or not plain:
+        return given
+    if given.get("sgd_learning_rate") is not None:
+        raise ValueError(
+            "--learning-rate and --sgd-learning-rate are both given, and method sgd has one: leave one out"
+        )
+    return {**{k: v for k, v in given.items() if k != "learning_rate"}, "sgd_learning_rate": given["learning_rate"]}
 
 
 def _place(text: str) -> Path:

@@ -224,7 +224,8 @@ def _reproduce(arguments: Namespace, show: Show) -> Result:
         shadow=arguments.shadow,
     )
     out, command = arguments.out, arguments.command_line
-    told = reproduce(asked, out, show, command=command, jobs=arguments.jobs, draw=arguments.draw)
+    how = {"jobs": arguments.jobs, "draw": arguments.draw, "device": arguments.device}
+    told = reproduce(asked, out, show, command=command, **how)
     lines = [f"{verdict.answer:14} {verdict.claim} ({verdict.tried}): {verdict.evidence}" for verdict in told]
     return {
         "text": "\n".join(["", *lines, "", f"report: {out / 'report.html'}"]),

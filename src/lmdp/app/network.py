@@ -43,7 +43,7 @@ class Network:
             _fill(model, weights_file(config.init))
         if config.freeze is not None:
             freeze(model, config.freeze)
-        return _placed(model, config.device)
+        return placed(model, config.device)
 
     def fresh(self) -> nn.Module:
         """The same parameters for the same seed, whatever the method, so that methods compare fairly."""
@@ -166,7 +166,8 @@ def freeze(model: nn.Module, patterns: str) -> None:
             parameters[name].requires_grad = False
 
 
-def _placed(model: nn.Module, device: str) -> nn.Module:
+def placed(model: nn.Module, device: str) -> nn.Module:
+    """On the device; refused by name where there is no such device."""
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -63,7 +63,8 @@ def test_results_are_found_again_and_damaged_files_count_as_missing(tmp_path: Pa
 def test_what_is_missing_is_measured_and_what_is_there_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
-    def measure(cell: Cell, sources: Sources, rates: Mapping[str, float] | None) -> dict[str, Any]:
+    def measure(cell: Cell, sources: Sources, rates: Mapping[str, float] | None, device: str) -> dict[str, Any]:
+        assert device == "mps"
         measured.append(cell.name)
         if cell.seed == 2 and measured.count(cell.name) == 1:
             raise ValueError("the disk\nis full")
@@ -75,7 +76,7 @@ def test_what_is_missing_is_measured_and_what_is_there_is_kept(tmp_path: Path, m
     stream = io.StringIO()
 
     def go() -> dict[str, str]:
-        return measure_all(cells, tmp_path, Sources(), Show(stream=stream), rates=measured_rates, jobs=1)
+        return measure_all(cells, tmp_path, Sources(), Show(stream=stream), rates=measured_rates, jobs=1, device="mps")
 
     assert go() == {wanted[1].name: "the disk is full"}
     assert measured[0] == estimate_for(wanted[0]).name  # trainings may need it

@@ -23,7 +23,7 @@ from lmdp.app.canaries import Planting, plant
 from lmdp.app.cells.cell import ALIKE, RISK, STEP, Cell
 from lmdp.app.cells.sources import Sources
 from lmdp.app.config import Config
-from lmdp.app.network import fresh_model, test_accuracy
+from lmdp.app.network import fresh_model, placed, test_accuracy
 from lmdp.app.progress import Show
 from lmdp.app.runs import RunFolder
 from lmdp.audit.model import audit
@@ -57,16 +57,24 @@ class Rates:
         return self.error_rates
 
 
-def measure(cell: Cell, sources: Sources, rates: Mapping[str, float] | None) -> Result:
-    """What comes out of a cell. `rates` are the error rates that `lm` weighs layers by, None for all alike."""
+def measure(cell: Cell, sources: Sources, rates: Mapping[str, float] | None, device: str = "cpu") -> Result:
+    """What comes out of a cell. `rates` are the error rates that `lm` weighs layers by, None for all alike.
+
+    A device is where models run; steps are timed on the CPU, where the paper's ratios are compared.
+    """
     start = time.perf_counter()
-    measured = {RISK: _risk, STEP: _step}.get(cell.kind)
-    result = _train(cell, sources, rates) if measured is None else measured(cell, sources)
-    return {**result, "seconds": time.perf_counter() - start}
+    if cell.kind == STEP:
+        result = _step(cell)
+    elif cell.kind == RISK:
+        result = _risk(cell, sources, device)
+    else:
+        result = _train(cell, sources, rates, device)
+    return {**result, "device": device, "seconds": time.perf_counter() - start}
 
 
-def _train(cell: Cell, sources: Sources, rates: Mapping[str, float] | None) -> Result:
-    config = cell.config(data=sources.resolved(cell["data"]), shadow=sources.resolved(cell["shadow"]))
+def _train(cell: Cell, sources: Sources, rates: Mapping[str, float] | None, device: str) -> Result:
+    given = {key: sources.resolved(cell[key]) for key in ("data", "shadow")}
+    config = cell.config(**given, device=device)
     show = Show(quiet=True)
     source = _source(config)
     planting = plant(config, source, [RunFolder(NOWHERE)], show.say)
@@ -145,12 +153,12 @@ def _attacked(cell: Cell, model: nn.Module, config: Config, source: Source, plan
     return result
 
 
-def _risk(cell: Cell, sources: Sources) -> Result:
-    config, spec = cell.config(), sources.resolved(cell["shadow"])
+def _risk(cell: Cell, sources: Sources, device: str) -> Result:
+    config, spec = cell.config(device=device), sources.resolved(cell["shadow"])
     shadow = pipeline.public_data(spec, None, config, Show(quiet=True))
 
     def factory() -> nn.Module:
-        return build(config.model, shadow.train.shape, len(shadow.classes), **config.model_options)
+        return placed(build(config.model, shadow.train.shape, len(shadow.classes), **config.model_options), device)
 
     profile = estimate_risk(
         factory,
@@ -172,7 +180,7 @@ def _risk(cell: Cell, sources: Sources) -> Result:
     }
 
 
-def _step(cell: Cell, sources: Sources) -> Result:
+def _step(cell: Cell) -> Result:
     """Seconds of every turn, and peak bytes, of SGD and the paper's methods on made-up batches."""
     from lmdp.app import bench
     from lmdp.app.bench.cases import case_name

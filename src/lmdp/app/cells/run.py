@@ -20,11 +20,18 @@ RatesOf = Callable[[Cell, Store], "Rates | None"]
 
 
 def measure_all(
-    cells: Sequence[Cell], out: Path, sources: Sources, show: Show, *, rates: RatesOf, jobs: int | None = None
+    cells: Sequence[Cell],
+    out: Path,
+    sources: Sources,
+    show: Show,
+    *,
+    rates: RatesOf,
+    jobs: int | None = None,
+    device: str = "cpu",
 ) -> dict[str, str]:
     """Measure what is missing; risk estimates first, since trainings may need them. Returns why, for each that failed.
 
-    A finished cell stays: the same call goes on where another was broken off.
+    A finished cell stays, whatever device it was measured on: the same call goes on where another was broken off.
     """
     store = Store(out)
     due = store.missing(cells)
@@ -38,7 +45,7 @@ def measure_all(
     done = 0
     with show.bar("cells", max(1, len(due))) as bar:
         for wave in ([c for c in due if c.kind != TRAIN], [c for c in due if c.kind == TRAIN]):
-            work = [(cell, sources, rates(cell, store)) for cell in wave]
+            work = [(cell, sources, rates(cell, store), device) for cell in wave]
             for cell, result in _side_by_side(work, jobs or os.cpu_count() or 1):
                 done += 1
                 if isinstance(result, BaseException):
@@ -62,17 +69,17 @@ def measured_rates(cell: Cell, store: Store) -> Rates | None:
     return {name: 1 - pair[0] for name, pair in estimate.result["in_sample"].items()}
 
 
-Work = tuple[Cell, Sources, "Rates | None"]
+Work = tuple[Cell, Sources, "Rates | None", str]
 
 
 def _side_by_side(work: Sequence[Work], jobs: int) -> Iterator[tuple[Cell, Any]]:
     """(cell, its result, or what went wrong), as they come."""
     if min(jobs, len(work)) <= 1:
-        for cell, sources, rates in work:
+        for each in work:
             try:
-                yield cell, _measured(cell, sources, rates)
+                yield each[0], _measured(*each)
             except Exception as error:
-                yield cell, error
+                yield each[0], error
         return
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads, which do not run in it
     with ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_one_thread) as pool:
@@ -85,10 +92,10 @@ def _side_by_side(work: Sequence[Work], jobs: int) -> Iterator[tuple[Cell, Any]]
             raise
 
 
-def _measured(cell: Cell, sources: Sources, rates: Rates | None) -> dict[str, Any]:
+def _measured(cell: Cell, sources: Sources, rates: Rates | None, device: str) -> dict[str, Any]:
     from lmdp.app.cells.measure import measure
 
-    return measure(cell, sources, rates)
+    return measure(cell, sources, rates, device)
 
 
 def _one_thread() -> None:

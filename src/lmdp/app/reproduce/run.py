@@ -74,7 +74,16 @@ def _given(base: dict[str, Any] | None, private: str | None, shadow: str | None)
     return {names[key]: spec for key, spec in (("data", private), ("shadow", shadow)) if spec}
 
 
-def reproduce(asked: Asked, out: Path, show: Show, *, command: str, jobs: int | None = None, draw: bool = False) -> Any:
+def reproduce(
+    asked: Asked,
+    out: Path,
+    show: Show,
+    *,
+    command: str,
+    jobs: int | None = None,
+    draw: bool = False,
+    device: str = "cpu",
+) -> Any:
     """Measure what is missing (nothing, with `draw`), then judge and draw all that is there."""
     from lmdp.app.reproduce.page import figures, render
     from lmdp.app.reproduce.verdicts import verdicts
@@ -86,7 +95,7 @@ def reproduce(asked: Asked, out: Path, show: Show, *, command: str, jobs: int | 
         from lmdp.app.reproduce.rates import rates_for
 
         _keep_sources(asked.sources, out)
-        failed = measure_all(cells, out, asked.sources, show, rates=rates_for, jobs=jobs)
+        failed = measure_all(cells, out, asked.sources, show, rates=rates_for, jobs=jobs, device=device)
     store = Store(out)
     told = verdicts(asked.grid, asked.what, store)
     write(out / "report.html", render(asked.grid, asked.what, store, told, command))
