@@ -212,7 +212,10 @@ class Config:
         False, "divide the released gradient by clip_norm, so that a learning rate suits every clip_norm", unsaid=False
     )
     max_physical_batch_size: int | None = whole(
-        None, "hand batches out in parts of at most this many examples", low=1, optional=True
+        None,
+        "hand batches out in parts of at most this many examples; unless given, chosen by the model, and told",
+        low=1,
+        optional=True,
     )
     evaluate_every: int = whole(1, "epochs between evaluations, each with a checkpoint", low=1)
     keep_checkpoints: int = whole(3, "how many checkpoints to keep", low=1, high=1000)

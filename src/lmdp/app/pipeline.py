@@ -18,6 +18,7 @@ from lmdp.app.chosen import keep
 from lmdp.app.config import SHADOW, Config
 from lmdp.app.embedding import audit_embedded, is_of_a_run
 from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of, trainable
+from lmdp.app.parts import said_of_parts
 from lmdp.app.progress import Show
 from lmdp.app.reports import story, summary, tpr_limit, write_report
 from lmdp.app.runs import Card, RunFolder, load_model, write_json
@@ -150,6 +151,8 @@ def train(
             show.say(f"note: the examples kept out of training have changed: compared with those so far, {changes}")
         if group is not None:
             group.same(Beginning(config, risk, account.lineage.run, None if planting is None else planting.key))
+        if METHODS[config.method].private and (parted := said_of_parts(config, model, source.train)):
+            show.say(parted)
         job = training.prepare(config, model, source.train, risk=risk, public=public, account=account, group=group)
         begin(account, members, planting, folder)
         write_card(folder, job.config, source, model)

@@ -20,6 +20,7 @@ from lmdp.app.account import Account
 from lmdp.app.config import Config
 from lmdp.app.descent import optimizer_for, set_rate
 from lmdp.app.network import laid_out, shortened, test_accuracy, trainable
+from lmdp.app.parts import parts_of
 from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
@@ -221,7 +222,7 @@ def prepare(
         emphasis=config.emphasis,
         public_data=public,
         criterion=_loss,
-        max_physical_batch_size=config.max_physical_batch_size,
+        max_physical_batch_size=parts_of(config, model, private),
         looks_besides=True,  # steps are counted, not batches
         seed=config.seed,
         allow_large_delta=config.allow_large_delta,
@@ -391,8 +392,7 @@ class Clock:
         return time.monotonic() - self._start
 
     def draw(self, bar: Bar, job: Job) -> None:
-        begun = time.monotonic()
-        text = ""
+        begun, text = time.monotonic(), ""
         if begun > self._next and job.engine is not None:
             text = f"epsilon {job.epsilon():.2f}"
             done = time.monotonic()
