@@ -122,9 +122,43 @@ def test_weights_trained_without_noise_cost_everything_unless_the_data_is_other(
     assert "without privacy" in other.said[0]
 
 
+@pytest.mark.parametrize(("before", "now"), [("example", "user"), ("user", "example"), ("user", "user")])
+def test_what_one_example_cost_is_not_what_one_user_cost(before: str, now: str) -> None:
+    record(weights(), [spending(unit=before)])
+    doubts = Lineage(weights(), unit=now).doubts
+    assert bool(doubts) == (before != now)
+    assert all(f"privacy of one {before}" in doubt and f"cost one {now} is not known" in doubt for doubt in doubts)
+
+
 def test_an_uncertified_ancestor_is_a_doubt() -> None:
     record(weights(0), [spending(certified=False)])
     assert "not certified" in Lineage(weights(0)).doubts[0]
+
+
+def test_users_after_examples_are_not_certified() -> None:
+    data = TensorDataset(torch.randn(200, 20), torch.randint(2, (200,)))
+    model = nn.Linear(20, 2)
+    users = lmdp.PerUser(data, [row // 2 for row in range(200)], rows=2)
+    certified = []
+    for loader in (DataLoader(data, batch_size=50), users.loader(50)):
+        engine, optimizer = lmdp.PrivacyEngine("rdp"), torch.optim.SGD(model.parameters(), lr=0.1)
+        _, private, drawn = engine.make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            method="dpsgd",
+        )
+        for _ in range(3):
+            for x, y in drawn:
+                private.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                private.step()
+        statement = engine.privacy_statement(1e-3)
+        certified.append("is not known" not in " ".join(statement.reasons))
+        engine.detach()
+    assert certified == [True, False]
 
 
 def test_nothing_is_recorded_before_the_first_step(index: Path) -> None:

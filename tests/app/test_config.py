@@ -24,9 +24,8 @@ from lmdp.app.config import (
     TEXT_MODELS,
     TOKENIZERS,
     Config,
-    recipe,
-    recipe_names,
 )
+from lmdp.app.recipes import recipe, recipe_names
 from lmdp.data import augment
 from lmdp.data.splits import BY
 from lmdp.data.tokens import BUILT_IN

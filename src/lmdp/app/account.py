@@ -15,6 +15,7 @@ from lmdp.app.config import Config
 from lmdp.app.network import begun_with, weights_file
 from lmdp.app.runs import Changes, Members, RunFolder, spent_for, write_json
 from lmdp.data import Examples, Source
+from lmdp.data.examples import units, users_of
 from lmdp.data.records import encoded, read_object
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
 from lmdp.lineage import Lineage, Spending, dataset_digest, spendings
@@ -73,12 +74,13 @@ def open_account(
         members = Members.of(source, _run_name(config, digest, model))
     if private and not folder.has_run:
         refuse_inferred(source, config)
-    large = check_delta(config.delta, len(source.train), allowed=config.allow_large_delta) if private else ""
+    large = check_delta(config.delta, units(source.train), allowed=config.allow_large_delta) if private else ""
     lineage = Lineage(
         dict([*model.named_parameters(), *model.named_buffers()]),
         run="" if members is None else members.run,
         dataset=digest,
         inherited=_inherited(folder, config),
+        unit="example" if config.unit is None else "user",
     )
     doubts = {
         f"the shape of the model was read off the private examples: {'; '.join(map(str, source.inferred))}": bool(
@@ -94,6 +96,7 @@ def open_account(
     }
     planted = "" if planting is None else planting.said
     size = SIZE_IS_PUBLIC if config.public_size else ""
+    size = size if config.unit is None else size.replace("examples", "users")
     said = (size, limited(source), kept_out(source), planted, *begun_with(config), *lineage.said)
     account = Account(
         lineage,
@@ -118,9 +121,10 @@ def kept_out(source: Source) -> str:
     """Who is in no model of this run, and why nobody's part tells of anybody else; nothing where all are trained on."""
     if source.held_out is None:
         return ""
+    of_what = "the name of its user" if users_of(source.train) else "its own content"
     return (
         f"{len(source.held_out)} private examples were kept out of training (holdout), as non-members for "
-        "audits: each by a public hash of its own content, so that nobody's part depends on anybody else. Epsilon, "
+        f"audits: each by a public hash of {of_what}, so that nobody's part depends on anybody else. Epsilon, "
         "sample rate and steps are those of the examples that were trained on"
     )
 

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lmdp.app.config import SETTINGS, Config, recipe, recipe_names
+from lmdp.app.config import SETTINGS, Config
+from lmdp.app.recipes import recipe, recipe_names
 from lmdp.app.reproduce.grid import PARTS
 from lmdp.app.reproduce.paper import EXPERIMENTS
 from lmdp.app.reproduce.scales import SCALES

@@ -24,7 +24,8 @@ def look_ahead(config: Config) -> list[str]:
     from lmdp.risk import RiskProfile
 
     check_name(config.model)
-    for spec in (config.data, config.shadow, config.public):
+    parse(config.data, user=config.user_column)
+    for spec in (config.shadow, config.public):
         if spec is not None:
             parse(spec)
     if config.risk is not None:

@@ -33,6 +33,10 @@ def bound_epsilon(folder: RunFolder, source: Source, show: Show, *, runs: int) -
     config = folder.config()
     if not METHODS[config.method].private:
         raise ValueError(f"method is {config.method!r}, which claims no epsilon: there is nothing to bound")
+    if config.unit is not None:
+        raise ValueError(
+            f"unit is {config.unit!r}, but the canaries that bound epsilon are single rows. Audit without --epsilon."
+        )
     path = folder / "privacy.json"
     sigma: float = field_of(read_object(path, "a privacy statement"), "noise_multiplier", Amount, str(path))
     with show.bar("bound epsilon", 3.0) as bar:

@@ -7,7 +7,6 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ TASKS, TEXT_MODELS, HF = ("classify", "embed"), ("hf:", "hf-config:", "tiny-enco
 """Those of `lmdp.models`, which needs torch too, and how models of texts are called."""
 TOKENIZERS = ("bytes", "words")
 """Those of `lmdp.data.tokens`, which needs torch too."""
-PRECISIONS = ("float32", "bf16")
+PRECISIONS, USER = ("float32", "bf16"), "user:"
 SUITED, FALLING = 0.6, 0.25
 """q where neither it nor the batch size is given: SUITED / examples^FALLING. 0.1 for a thousand, 0.04 for 54,000."""
 PLAIN = 0.01
@@ -118,6 +117,14 @@ class Config:
     )
     splits: str = text(
         "content", "how parts of the data are chosen; position is for runs of old, and not certified", choices=SPLITS
+    )
+    unit: str | None = text(
+        None,
+        "whose privacy is kept: user:COLUMN of jsonl: and csv: is all rows of one person; one example unless given",
+        optional=True,
+    )
+    user_rows: int = whole(
+        8, "of unit = user:COLUMN: rows of a user in a step, whose mean is clipped; a public number", low=1, unsaid=8
     )
     holdout: float = number(
         0.1,
@@ -243,6 +250,10 @@ class Config:
         names = self.declared_classes
         if names == 0 or (isinstance(names, tuple) and len(set(names)) < len(names)):
             raise ValueError(f"classes is {self.classes!r}; it must be a number of at least 1, or names, each once")
+        if self.unit is not None and not (self.unit.startswith(USER) and self.user_column):
+            raise ValueError(f"unit is {self.unit!r}; it must be {USER}COLUMN, the column that says whose each row is")
+        if self.unit is not None and self.canaries and self.canary_kind == "mislabelled":
+            raise ValueError("canaries = mislabelled are rows of users; with unit = user:COLUMN plant noise, or a SPEC")
         if 0 < self.canaries < FEWEST_CANARIES:
             raise ValueError(
                 f"canaries is {self.canaries}; it must be 0 or at least {FEWEST_CANARIES}: with fewer there are not "
@@ -287,6 +298,11 @@ class Config:
         if self.classes is None or (self.classes.isascii() and self.classes.isdigit() and len(self.classes) < 7):
             return int(self.classes) if self.classes else None
         return tuple(name.strip() for name in self.classes.split(","))
+
+    @property
+    def user_column(self) -> str | None:
+        """The column that says whose each row is, where users are protected."""
+        return None if self.unit is None else self.unit.removeprefix(USER)
 
     @property
     def public_is_shadow(self) -> bool:
@@ -382,18 +398,3 @@ class Config:
 
 
 SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if f.default is not MISSING}
-
-
-def recipe_names() -> list[str]:
-    folder = resources.files("lmdp.app.recipes")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
-
-
-def recipe(name: str) -> dict[str, Any]:
-    """The values that a recipe sets: one that installs with the package, or a TOML file of your own."""
-    if name.endswith(".toml"):
-        return Config.load(name).to_dict()
-    if name not in recipe_names():
-        raise ValueError(f"recipe is {name!r}; it must be one of {', '.join(recipe_names())}, or a .toml file")
-    text = resources.files("lmdp.app.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lmdp.app.config import Config
 from lmdp.app.network import blank, laid_out, shortened
 from lmdp.data import Images, Texts
+from lmdp.data.examples import units
 from lmdp.models import Inputs, evaluation, run
 
 ROOM = 2**30
@@ -24,9 +25,10 @@ def parts_of(config: Config, model: nn.Module, private: Any) -> int | None:
     """The most examples that are in memory at once: as configured, else what fits; None where the batch does."""
     if config.max_physical_batch_size is not None or not isinstance(private, Images | Texts):
         return config.max_physical_batch_size
-    kept = config.views * kept_of_one(config, model, blank(private))
+    rows = config.user_rows if config.unit is not None else config.views
+    kept = rows * kept_of_one(config, model, blank(private))
     fitting = 1 << max(0, (ROOM // max(1, kept)).bit_length() - 1)
-    return fitting if fitting < 1.5 * config.batch_for(len(private)) else None  # draws vary: some are larger
+    return fitting if fitting < 1.5 * config.batch_for(units(private)) else None  # draws vary: some are larger
 
 
 def said_of_parts(config: Config, model: nn.Module, private: Any) -> str:
@@ -34,8 +36,9 @@ def said_of_parts(config: Config, model: nn.Module, private: Any) -> str:
     parts = parts_of(config, model, private)
     if parts is None or parts == config.max_physical_batch_size:
         return ""
+    what = "example" if config.unit is None else "user"
     return (
-        f"batches are handed out in parts of at most {parts} examples, to keep {ROOM >> 20} MB at a time for the "
+        f"batches are handed out in parts of at most {parts} {what}s, to keep {ROOM >> 20} MB at a time for the "
         "backward pass; the result does not depend on it (max_physical_batch_size says another number)"
     )
 

@@ -29,6 +29,7 @@ from lmdp.audit.model import audit_embeddings
 from lmdp.audit.results import AuditReport
 from lmdp.data import Examples, Source, load
 from lmdp.data.classes import counted
+from lmdp.data.examples import units
 from lmdp.data.records import encoded, read_object
 from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
@@ -53,6 +54,7 @@ def private_data(config: Config, show: Show) -> Source:
         classes=config.declared_classes,
         splits=config.splits,
         say=show.say,
+        user=config.user_column,
         **config.data_options,
     )
     if not source.classes:
@@ -141,7 +143,7 @@ def train(
         if planting is not None:
             source = planting.source
             show.say(planting.said)
-        config = planning.suited(config, len(source.train), trainable(model))
+        config = planning.suited(config, units(source.train), trainable(model))
         account, members = open_account(config, source, folder, model, planting)
         if members is not None and (changes := members.test_changes(source.test)):
             show.say(f"note: the test examples have changed: compared with those of the run so far, {changes}")
@@ -157,7 +159,7 @@ def train(
         begin(account, members, planting, folder)
         write_card(folder, job.config, source, model)
         if METHODS[config.method].private:
-            show.say(planning.told(job.config, len(source.train), trainable(model)))
+            show.say(planning.told(job.config, units(source.train), trainable(model)))
         folder.begin(job.config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
@@ -208,7 +210,7 @@ def audit(
         planting = plant(config, source, [folder], show.say)
         source = source if planting is None else planting.source
         others = source.test if source.held_out is None else source.held_out
-        options = config.data_options
+        options = {**config.data_options, "user": config.user_column}
         given = (
             _examples(members, source.train, source, show, options),
             _examples(nonmembers, others, source, show, options),
@@ -222,6 +224,8 @@ def audit(
         )
         if note:
             show.say(note)
+        if config.unit is not None:
+            show.say("note: single rows are attacked; who has all rows of a user sees more than this audit shows")
         inside = ordinary(inside, folder)
         parts = [i.take_random(AUDIT_LIMIT) if len(i) > AUDIT_LIMIT else i for i in (inside, outside)]
         beside = _references(references, folder, source, parts, show) if references else []
@@ -318,7 +322,7 @@ def compare(
         source = parted_data(config, show)
         if any(METHODS[method].private for method in methods) and not whole.has_run:
             refuse_inferred(source, config)
-            check_delta(config.delta, len(source.train), allowed=config.allow_large_delta)
+            check_delta(config.delta, units(source.train), allowed=config.allow_large_delta)
         fresh_model(config, source)
         whole.begin(config)
         risk = _risk_of(config, whole, source, show)

@@ -28,6 +28,7 @@ from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
 from lmdp.data import EpochOrder, Examples, Texts
 from lmdp.data.augment import augmentation
+from lmdp.data.examples import units, users_of
 from lmdp.guards import VIOLATED, Verdict
 from lmdp.lineage import Lineage, Spending
 from lmdp.methods import METHODS
@@ -37,7 +38,7 @@ from lmdp.private import PrivacyEngine, PrivacyStatement
 from lmdp.private.sampling import PoissonLoader
 from lmdp.processes import Group
 from lmdp.risk import RiskProfile
-from lmdp.units import Views
+from lmdp.units import PerUser, Views
 
 AVERAGE = "average.safetensors"
 SECONDS_BETWEEN_EPSILONS = 2.0
@@ -63,7 +64,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.config.ema is not None:
             self.average = WeightAverage(self.model, self.config.ema)
-        if isinstance(self.loader.dataset, Views):
+        if isinstance(self.loader.dataset, Views | PerUser):
             self.loader.dataset.moment = lambda: self.steps  # a continued run sees the same views
 
     @property
@@ -102,8 +103,7 @@ class Job:
     def statement(self) -> PrivacyStatement:
         if self.engine is not None:
             return self.account.stated(self.engine.privacy_statement(self.config.delta))
-        size = len(self.loader.dataset)  # type: ignore[arg-type]
-        batch = self.loader.batch_size or 1
+        size, batch = len(self.loader.dataset), self.loader.batch_size or 1  # type: ignore[arg-type]
         return PrivacyStatement(
             epsilon=math.inf if self.steps else 0.0,
             delta=self.config.delta,
@@ -185,7 +185,7 @@ def prepare(
     """
     account, group = account or Account(Lineage({})), group or Group()
     private = cast(Dataset[Any], private)
-    size = len(private)  # type: ignore[arg-type]
+    size = units(private)
     config = suited(config, size, trainable(model))
     batch, method = config.batch_for(size), METHODS[config.method]
     optimizer = optimizer_for(config, model)
@@ -194,6 +194,8 @@ def prepare(
         if isinstance(private, Texts):
             raise ValueError(f"augment is {config.augment!r}, for images; the examples are texts. Leave it out.")
         loader = Views(private, config.views, augmentation(config.augmentations), seed=config.seed).loader(batch)
+    if config.unit is not None and users_of(private):
+        loader = PerUser(private, users_of(private), config.user_rows, seed=config.seed).loader(batch)
     total = number_of_steps(config.epochs, size, batch)
     if not method.private:
         order = EpochOrder(size, batch, config.seed or 0)
@@ -201,12 +203,9 @@ def prepare(
         job = Job(config, model, optimizer, loader, None, total, account)
         order.position = lambda: job.steps
         return job
-    secure = config.noise == "secure"
-    engine = engine or PrivacyEngine(config.accountant, secure_mode=secure)
+    engine = engine or PrivacyEngine(config.accountant, secure_mode=config.noise == "secure")
     engine.lineage = account.lineage
-    options: dict[str, Any] = {}
-    if method.reweighted:
-        options = {"weights": config.weights, "unit_gain": config.unit_gain}
+    options = {"weights": config.weights, "unit_gain": config.unit_gain} if method.reweighted else {}
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,

@@ -51,8 +51,28 @@ class Examples(Protocol):
         """`n` of the examples, which their contents choose; the same seed always finds the same ones."""
 
 
+NOBODY = "\x00"
+"""How a user begins that is made up for a row of nobody's, such as a canary."""
+
+
+def users_of(examples: Any) -> tuple[str, ...]:
+    """Whose each row is; () where every row stands for itself."""
+    users: tuple[str, ...] = getattr(examples, "users", ())
+    return users
+
+
+def owners(examples: Examples) -> Iterator[bytes]:
+    """What decides in which part of the data a row is: its user, or its own content where it has none."""
+    return iter([name.encode() for name in users_of(examples)]) if users_of(examples) else examples.contents()
+
+
+def units(examples: Any) -> int:
+    """How many there are of those whose privacy is kept: users, or rows."""
+    return len(set(users_of(examples))) or len(examples)
+
+
 def digests_of(examples: Examples, key: bytes) -> list[str]:
-    pairs = zip(examples.contents(), examples.labels.tolist(), strict=True)
-    return [
-        hashlib.blake2b(f"{label} ".encode() + content, digest_size=16, key=key).hexdigest() for content, label in pairs
-    ]
+    users = ["" if user.startswith(NOBODY) else f" of {user}" for user in users_of(examples)] or [""] * len(examples)
+    rows = zip(examples.contents(), examples.labels.tolist(), users, strict=True)
+    whole = (f"{label} ".encode() + content + user.encode() for content, label, user in rows)
+    return [hashlib.blake2b(row, digest_size=16, key=key).hexdigest() for row in whole]

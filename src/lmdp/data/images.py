@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmdp.data.examples import Examples, digests_of
+from lmdp.data.examples import Examples, digests_of, owners
 from lmdp.data.splits import non_member_chance, non_members, places, smallest
 from lmdp.data.tokens import Tokenizer
 
@@ -145,7 +145,7 @@ class Source:
     def keeping_out(self, share: float) -> Source:
         """The same, with about this share of the training examples kept out, or fewer (`splits.non_member_chance`)."""
         chance = non_member_chance(share, len(self.train))
-        keep, hold = non_members(self.train.contents(), chance) if chance else ([], [])
+        keep, hold = non_members(owners(self.train), chance) if chance else ([], [])
         if not hold:
             return self
         if not keep:

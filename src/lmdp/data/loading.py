@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdp.data.classes import agreed
-from lmdp.data.examples import Examples
+from lmdp.data.examples import Examples, owners
 from lmdp.data.images import Images, Source
 from lmdp.data.preprocess import fit
 from lmdp.data.readers import READERS
@@ -26,10 +26,12 @@ def load(
     say: Say | None = None,
     tokenizer: str | None = None,
     length: int | None = None,
+    user: str | None = None,
 ) -> Source:
     """What `spec` names, as size×size images with `channels` channels where these are given.
 
-    Texts become `length` numbers each, by `tokenizer`: words, bytes, or the folder of one of transformers.
+    Texts become `length` numbers each, by `tokenizer`: words, bytes, or the folder of one of transformers. `user` is
+    the column of a table that says whose each row is: rows of a user are then in one part of the data, all of them.
 
     `classes` declares how many classes there are, or their names; what is not declared and no public fact is read off
     the examples, and the source says so (`inferred`). `splits="position"` chooses parts as earlier versions did.
@@ -46,6 +48,7 @@ def load(
         say=say,
         tokenizer=tokenizer,
         length=length,
+        user=user,
     )
     source = READERS[request.kind].read(request)
     train, test = source.train, source.test
@@ -67,7 +70,7 @@ def load(
 
 def _half(examples: Examples, request: Request) -> Examples:
     """One of two disjoint halves."""
-    both = halves(examples.contents(), examples.labels.tolist(), request.splits)
+    both = halves(owners(examples), examples.labels.tolist(), request.splits)
     return examples.take(both[(request.half or 1) - 1])
 
 

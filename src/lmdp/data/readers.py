@@ -30,6 +30,7 @@ class Reader:
     read     request → source
     path     what stands after a colon, as users know it; "" if nothing does
     options  beyond the general ones
+    users    whether a column may name the person of every row
     """
 
     name: str
@@ -37,6 +38,7 @@ class Reader:
     read: Read
     path: str = ""
     options: tuple[str, ...] = ()
+    users: bool = False
 
     @property
     def spec(self) -> str:
@@ -88,6 +90,7 @@ READERS: dict[str, Reader] = {
             _by("tables", "read_jsonl"),
             path="PATH",
             options=("text", "label", "test"),
+            users=True,
         ),
         Reader(
             "csv",
@@ -95,6 +98,7 @@ READERS: dict[str, Reader] = {
             _by("tables", "read_csv"),
             path="PATH",
             options=("text", "label", "test"),
+            users=True,
         ),
         Reader("scipy-docs", "texts: documentation that installs with scipy", _by("docstrings", "read_docs")),
         Reader("sklearn-docs", "texts: documentation that installs with scikit-learn", _by("docstrings", "read_docs")),

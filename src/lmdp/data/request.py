@@ -24,7 +24,7 @@ class Request:
     """What is to be loaded, how it should look, and where files are kept.
 
     `classes` are those that somebody has declared, by number or by name; `splits` is how examples are chosen;
-    `tokenizer` and `length` are how texts become numbers.
+    `tokenizer` and `length` are how texts become numbers; `user` is the column that names the person of a row.
     """
 
     spec: str
@@ -41,6 +41,7 @@ class Request:
     say: Say
     tokenizer: str | None = None
     length: int | None = None
+    user: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -62,6 +63,7 @@ def parse(
     say: Say | None = None,
     tokenizer: str | None = None,
     length: int | None = None,
+    user: str | None = None,
 ) -> Request:
     """Everything that can be wrong with a SPEC is found here, before any file is touched."""
     name, _, query = spec.partition("?")
@@ -79,8 +81,10 @@ def parse(
     names = classes if classes is None or isinstance(classes, int) else tuple(classes)
     if splits not in ("content", "position"):
         raise ValueError(f"splits is {splits!r}; it must be 'content' or 'position'")
+    _check_user(user, kind, spec, limit, splits)
     say = say or (lambda _: None)
-    return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say, tokenizer, length)
+    texts = (tokenizer, length, user)
+    return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say, *texts)
 
 
 def anchored(spec: str, folder: Path | None = None) -> str:
@@ -122,6 +126,22 @@ def _check_kind(name: str, kind: str, colon: bool, path: str) -> None:
         raise ValueError(f"{kind!r} lacks what it reads; write {reader.spec}")
     if colon and not reader.path:
         raise ValueError(f"{kind!r} takes no path but has {path!r}; write {kind}, and set LMDP_DATA for its folder")
+
+
+def _check_user(user: str | None, kind: str, spec: str, limit: int | None, splits: str) -> None:
+    if user is None:
+        return
+    if not READERS[kind].users:
+        able = " and ".join(reader.spec for reader in READERS.values() if reader.users)
+        raise ValueError(
+            f"{spec} has no column {user!r} that could say whose a row is; {able} may have one. Write the data as one "
+            "of them, or protect one example (leave unit out)"
+        )
+    if limit is not None or splits == "position":
+        raise ValueError(
+            f"{spec}: {'limit=' if limit is not None else 'splits = position'} lets rows of others in where those of a "
+            "user go, so that no user has an epsilon; leave it out"
+        )
 
 
 def _guess(name: str, kind: str) -> str:

@@ -11,7 +11,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -22,7 +22,15 @@ from lmdp.data.splits import hold_out
 from lmdp.data.texts import Texts
 from lmdp.data.tokens import check_length, tokenizer_for
 
-Row = tuple[str, int | str]
+
+class Row(NamedTuple):
+    """A text, its label and, where a column says so, whose it is."""
+
+    text: str
+    label: int | str
+    user: str = ""
+
+
 LONGEST_FIELD = 2**24
 """Characters of a field of a CSV file; the standard library stops at 131,072 otherwise."""
 
@@ -35,8 +43,9 @@ def read_csv(request: Request) -> Source:
     return _read(request, _csv_rows)
 
 
-def text_source(request: Request, train: Sequence[Row], test: Sequence[Row] | None) -> Source:
-    """Rows of text and label as numbers for words and classes; `test` None: a part of the others is."""
+def text_source(request: Request, train: Sequence[tuple[Any, ...]], test: Sequence[tuple[Any, ...]] | None) -> Source:
+    """Rows of text and label as numbers for words and classes; `test` None: a part of the others is, all rows of a user
+    or none."""
     if request.size is not None or request.channels is not None:
         raise ValueError(f"{request.spec} holds texts; size and channels are for images, leave them out")
     if request.tokenizer is None:
@@ -46,16 +55,19 @@ def text_source(request: Request, train: Sequence[Row], test: Sequence[Row] | No
         )
     tokenizer, length = tokenizer_for(request.tokenizer), check_length(request.length)
     by_content = test is None
-    classes, inferred = _classes([label for _, label in [*train, *(test or ())]], request)
-    if test is None:
-        labels = [number_of(label, classes, request) for _, label in train]
-        keep, hold = hold_out((text.encode("utf-8", "replace") for text, _ in train), labels, request.splits)
-        train, test = [train[i] for i in keep], [train[i] for i in hold]
+    pool, others = [Row(*row) for row in train], [Row(*row) for row in test or ()]
+    classes, inferred = _classes([row.label for row in [*pool, *others]], request)
+    if by_content:
+        labels = [number_of(row.label, classes, request) for row in pool]
+        whose = ((row.user or row.text).encode("utf-8", "replace") for row in pool)
+        keep, hold = hold_out(whose, labels, request.splits)
+        pool, others = [pool[i] for i in keep], [pool[i] for i in hold]
     parts = []
-    for rows in (train, test):
-        ids, mask = tokenizer.encode([text for text, _ in rows], length)
-        labels = [number_of(label, classes, request) for _, label in rows]
-        parts.append(Texts(ids, mask, torch.tensor(labels, dtype=torch.int64)))
+    for rows in (pool, others):
+        ids, mask = tokenizer.encode([row.text for row in rows], length)
+        labels = [number_of(row.label, classes, request) for row in rows]
+        users = tuple(row.user for row in rows) if request.user else ()
+        parts.append(Texts(ids, mask, torch.tensor(labels, dtype=torch.int64), users))
     return Source(
         request.spec,
         parts[0],
@@ -124,7 +136,21 @@ def _row(fields: Any, where: str, request: Request) -> Row:
         label = int(label)
     if not isinstance(label, int | str) or label == "":
         raise ValueError(f"{where}: the label is {label!r}; it must be a whole number or a name")
-    return text, int(label) if isinstance(label, int) else label
+    return Row(text, int(label) if isinstance(label, int) else label, _user(fields, where, request.user))
+
+
+def _user(fields: dict[str, Any], where: str, column: str | None) -> str:
+    if column is None:
+        return ""
+    if column not in fields:
+        names = ", ".join(str(name) for name in list(fields)[:20])
+        raise ValueError(f"{where} has no column {column!r} for the user; it has {names}: write unit = user:COLUMN")
+    user = fields[column]
+    if isinstance(user, bool) or not isinstance(user, int | str) or not str(user).strip():
+        raise ValueError(
+            f"{where}: the user is {user!r}; it must be a name or a number. A row of nobody protects nobody."
+        )
+    return str(user).strip()
 
 
 def _field(fields: dict[str, Any], column: str, what: str, where: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmdp.data.examples import digests_of
+from lmdp.data.examples import NOBODY, digests_of
 from lmdp.data.splits import places, smallest
 
 IDS, MASK = "input_ids", "attention_mask"
@@ -22,11 +22,15 @@ IDS, MASK = "input_ids", "attention_mask"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Texts(Dataset[tuple[dict[str, Tensor], int]]):
-    """Texts and their labels: `ids` and `mask` are int64 [N, T], the mask is 1 for words and 0 for padding."""
+    """Texts and their labels: `ids` and `mask` are int64 [N, T], the mask is 1 for words and 0 for padding.
+
+    `users` names the person of every text; without it every text stands for itself.
+    """
 
     ids: Tensor
     mask: Tensor
     labels: Tensor
+    users: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, tensor in (("ids", self.ids), ("mask", self.mask)):
@@ -35,6 +39,8 @@ class Texts(Dataset[tuple[dict[str, Tensor], int]]):
                     f"{name} of texts are {tensor.dtype} of shape {tuple(tensor.shape)}; they must be int64 "
                     f"[{len(self.labels)}, T], one row for each label"
                 )
+        if self.users and len(self.users) != len(self.labels):
+            raise ValueError(f"users names {len(self.users)} rows; there are {len(self.labels)}")
         if self.labels.dtype != torch.int64 or self.labels.dim() != 1 or self.ids.shape != self.mask.shape:
             raise ValueError(
                 f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}; they must be int64 [N], and ids "
@@ -60,7 +66,8 @@ class Texts(Dataset[tuple[dict[str, Tensor], int]]):
 
     def take(self, indices: Sequence[int] | Tensor) -> Texts:
         at = torch.as_tensor(indices, dtype=torch.long)
-        return Texts(self.ids[at], self.mask[at], self.labels[at])
+        users = tuple(self.users[i] for i in at.tolist()) if self.users else ()
+        return Texts(self.ids[at], self.mask[at], self.labels[at], users)
 
     def __lmdp_examples_at__(self, indices: Tensor) -> list[dict[str, Tensor] | Tensor]:
         """What a data loader would collate of these examples."""
@@ -68,7 +75,14 @@ class Texts(Dataset[tuple[dict[str, Tensor], int]]):
 
     def joined(self, others: Texts) -> Texts:
         pairs = ((self.ids, others.ids), (self.mask, others.mask), (self.labels, others.labels))
-        return Texts(*(torch.cat(pair) for pair in pairs))
+        ids, mask, labels = (torch.cat(pair) for pair in pairs)
+        return Texts(ids, mask, labels, self._users_with(others))
+
+    def _users_with(self, others: Texts) -> tuple[str, ...]:
+        """Of both together; a text of nobody is a user of its own."""
+        if not self.users:
+            return ()
+        return self.users + (others.users or tuple(f"{NOBODY}{content.hex()}" for content in others.contents()))
 
     def relabelled(self, labels: Sequence[int]) -> Texts:
         return replace(self, labels=self.labels.new_tensor(labels))

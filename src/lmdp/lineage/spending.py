@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from lmdp.accounting import DEFAULT, MOST_STEPS, composed_epsilon
-from lmdp.data.records import Amount, Must, Share, decoded, encoded
+from lmdp.data.records import MAY_BE_MISSING, Amount, Must, Share, decoded, encoded
 
 HEADER = "lmdp.spent"
 """Where the header of a model file tells of it."""
@@ -22,6 +22,7 @@ class Spending:
     run        which training it is: one that is continued, or recorded after several of its steps, counts once
     dataset    keyed digest of its data; "" where it is not known. Equal ones are the same data
     certified  whether the numbers can be relied on
+    unit       whose privacy it keeps: what it cost one user cannot be told from what it cost one example
     """
 
     run: str
@@ -30,6 +31,7 @@ class Spending:
     steps: Steps
     dataset: str = ""
     certified: bool = True
+    unit: Annotated[str, MAY_BE_MISSING] = "example"
 
 
 def epsilon_of(spent: Iterable[Spending], *, delta: float, accountant: str = DEFAULT) -> float:

@@ -20,13 +20,19 @@ class Lineage:
 
     Made before the first step, from everything that is saved with the model: frozen weights cost what they cost too.
     `run` names a training that is continued; its steps so far are then no earlier ones. `inherited` is what such a
-    training knew of when it began.
+    training knew of when it began. `unit` is whose privacy it keeps.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], *, run: str = "", dataset: str = "", inherited: Sequence[Spending] = ()
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        run: str = "",
+        dataset: str = "",
+        inherited: Sequence[Spending] = (),
+        unit: str = "example",
     ) -> None:
-        self.run, self.dataset = run or secrets.token_hex(16), dataset
+        self.run, self.dataset, self.unit = run or secrets.token_hex(16), dataset, unit
         before = [one for one in together([*inherited, *earlier(parameters)]) if one.run != self.run]
         self.earlier = tuple(one for one in before if one.noise_multiplier or not self._differs(one))
         self.open = tuple(one for one in before if one not in self.earlier)
@@ -53,7 +59,7 @@ class Lineage:
         self, noise_multiplier: float, sample_rate: float, steps: int, *, certified: bool = True
     ) -> tuple[Spending, ...]:
         """By the earlier trainings and by this one, so far."""
-        now = Spending(self.run, noise_multiplier, sample_rate, steps, self.dataset, certified)
+        now = Spending(self.run, noise_multiplier, sample_rate, steps, self.dataset, certified, self.unit)
         return together([*self.earlier, now])
 
     def epsilon(self, mechanism: Mechanism, steps: int, delta: float) -> float:
@@ -77,7 +83,12 @@ class Lineage:
         )
         bare = any(not one.noise_multiplier for one in self.earlier)
         shown = "the model began with weights that were trained on this data without any noise" if bare else ""
-        return tuple(filter(None, [blind(), told if unsound else "", shown]))
+        others = sorted({one.unit for one in self.earlier if one.noise_multiplier} - {self.unit})
+        mixed = (
+            f"the model began with weights of a training that kept the privacy of one {' or '.join(others)}: what it "
+            f"cost one {self.unit} is not known, and epsilon is not that of both"
+        )
+        return tuple(filter(None, [blind(), told if unsound else "", shown, mixed if others else ""]))
 
     @property
     def said(self) -> tuple[str, ...]:

@@ -58,9 +58,9 @@ class Run:
         """What the weights have cost that training begins with."""
         if self.lineage is None:
             note_all_but(self)
-            model = self.capture.model
+            model, name = self.capture.model, self.population.group.name  # one training, whoever notes it
             held = dict([*model.named_parameters(), *model.named_buffers()])
-            self.lineage = Lineage(held, run=self.population.group.name)  # one training, whoever notes it
+            self.lineage = Lineage(held, run=name, unit=self.mechanism.unit)
         self._noted.lineage = self.lineage
         return self.lineage
 

@@ -3,3 +3,26 @@
 mnist.toml, cifar10.toml, cifar100.toml, celeba.toml   the four of the paper
 demo.toml                                              the whole flow in two minutes
 """
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+from lmdp.app.config import Config
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("lmdp.app.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """The values that a recipe sets: one that installs with the package, or a TOML file of your own."""
+    if name.endswith(".toml"):
+        return Config.load(name).to_dict()
+    if name not in recipe_names():
+        raise ValueError(f"recipe is {name!r}; it must be one of {', '.join(recipe_names())}, or a .toml file")
+    text = resources.files("lmdp.app.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
