@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import math
@@ -141,6 +142,7 @@ def test_users_after_examples_are_not_certified() -> None:
     users = lmdp.PerUser(data, [row // 2 for row in range(200)], rows=2)
     certified = []
     for loader in (DataLoader(data, batch_size=50), users.loader(50)):
+        model = copy.deepcopy(model)  # as another process would load it
         engine, optimizer = lmdp.PrivacyEngine("rdp"), torch.optim.SGD(model.parameters(), lr=0.1)
         _, private, drawn = engine.make_private(
             module=model,
