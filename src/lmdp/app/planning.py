@@ -102,7 +102,10 @@ def told(config: Config, examples: int, parameters: int) -> str:
         f"expected batch {plan.batch_size} of {examples} examples, {plan.steps} steps, learning rate "
         f"{config.learning_rate:g}: the noise of a step is {plan.noise_of_a_step:.2g} times the longest signal"
     )
-    better = Plan.of(replace(config, batch_size=None, sample_rate=None), examples, parameters)
+    default = replace(config, batch_size=None, sample_rate=None)
+    if default.batch_for(examples) <= MUCH * plan.batch_size:  # sigma is no smaller there: at most so much less noise
+        return text
+    better = Plan.of(default, examples, parameters)
     if plan.noise_of_a_step <= MUCH * better.noise_of_a_step:
         return text
     return f"{text}; at the same epsilon, batch_size = {better.batch_size} makes it {better.noise_of_a_step:.2g} times"
