@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,13 +92,21 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, str]]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> list[tuple[str, str]]:
     """(module, name) of everything imported from lmdp: inside functions and under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    pairs = []
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names if alias.name.partition(".")[0] == "lmdp")
+            pairs += [(alias.name, "") for alias in node.names if alias.name.partition(".")[0] == "lmdp"]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "lmdp":
-            yield from ((str(node.module), alias.name) for alias in node.names)
+            pairs += [(str(node.module), alias.name) for alias in node.names]
+    return pairs
 
 
 def rooms_of(path: Path) -> set[str]:
@@ -144,7 +152,7 @@ def test_no_room_reaches_for_underscore_names_of_another(path: Path) -> None:
 
 @pytest.mark.parametrize("init", sorted(ROOT.glob("*/**/__init__.py")), ids=lambda p: str(p.parent.relative_to(ROOT)))
 def test_every_room_lists_all_its_files_in_its_docstring(init: Path) -> None:
-    told = ast.get_docstring(ast.parse(init.read_text())) or ""
+    told = ast.get_docstring(parsed(init)) or ""
     first_words = {line.split()[0].rstrip("/") for line in told.splitlines() if line.split()}
     files = {p.stem for p in init.parent.glob("*.py")} | {p.parent.name for p in init.parent.glob("*/__init__.py")}
     if init.parent.name == "recipes":
@@ -161,13 +169,13 @@ def test_the_mechanism_can_be_read_in_one_sitting() -> None:
 
 @pytest.mark.parametrize("name", PROOF)
 def test_each_file_of_the_proof_opens_with_its_guarantee_and_what_it_assumes(name: str) -> None:
-    told = ast.get_docstring(ast.parse((ROOT / "private" / f"{name}.py").read_text())) or ""
+    told = ast.get_docstring(parsed(ROOT / "private" / f"{name}.py")) or ""
     assert "Guarantee. " in told
     assert "Assumes " in told
 
 
 def test_make_private_is_under_forty_lines_and_a_step_asks_nobody_what_it_is() -> None:
-    engine = ast.parse((ROOT / "private" / "engine.py").read_text())
+    engine = parsed(ROOT / "private" / "engine.py")
     (made,) = [n for n in ast.walk(engine) if isinstance(n, ast.FunctionDef) and n.name == "make_private"]
     body = [statement for statement in made.body if not isinstance(statement, ast.Expr) or not _is_text(statement)]
     assert body[-1].end_lineno - body[0].lineno + 1 < 40  # type: ignore[operator]
@@ -180,7 +188,7 @@ def _is_text(statement: ast.Expr) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_names_say_what_a_value_is(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     assert names & NOT_NAMES == set()
@@ -189,12 +197,12 @@ def test_names_say_what_a_value_is(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_function_changes_a_global(path: Path) -> None:
     """What the process knows is in one registry (`gradients/attach.py`); besides there are tables and caches."""
-    assert not [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Global)]
+    assert not [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Global)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "gradients").rglob("*.py")), ids=lambda p: p.stem)
 def test_gradients_know_nothing_of_privacy(path: Path) -> None:
-    names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+    names = {n.id for n in ast.walk(parsed(path)) if isinstance(n, ast.Name)}
     assert not {name for name in names if any(word in name.lower() for word in ("epsilon", "noise", "clip", "privacy"))}
 
 

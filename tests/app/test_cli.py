@@ -17,7 +17,7 @@ from lmdp.app import cli
 from lmdp.app.config import Config
 from lmdp.app.runs import RunFolder
 
-SMALL = ["--model", "s-cnn", "--size", "14", "--sample-rate", "0.25", "--epochs", "2"]
+SMALL = ["--model", "s-cnn", "--size", "14", "--sample-rate", "0.25", "--epochs", "2", "--accountant", "rdp"]
 
 
 def make_npz(path: Path, train: int = 240, test: int = 200, side: int = 14, classes: int = 3, seed: int = 0) -> str:
