@@ -63,6 +63,18 @@ def test_each_value_is_searched_at_the_best_of_those_before_it() -> None:
     assert len(tried) == 4
 
 
+def test_a_method_with_one_key_less_has_as_many_tries() -> None:
+    def measure(settings: Any) -> list[Point]:
+        return [Point(tuple(v.items()), (1 - abs(v["a"] - 2.8) / 10,), (0.5,)) for v in settings]
+
+    rates, emphases = (1.0, 2.0, 4.0), (1, 0, 3, 5)
+    weighed, tried = searched({}, {"a": rates, "r": emphases}, measure, 0.0)
+    plain, also_tried = searched({}, {"a": rates}, measure, 0.0, {"a": len(emphases) - 1})
+    assert len(tried) == len(also_tried) == 6
+    assert weighed["a"] == 2.0
+    assert plain["a"] == 2.83  # between two of the rates
+
+
 def test_what_cannot_be_tuned_is_refused_by_name() -> None:
     told: dict[str, Any] = {
         "methods": ["dpsgd"],
@@ -105,6 +117,8 @@ def test_a_tuning_ends_with_a_recipe_and_a_page(
     best = tomllib.loads((tmp_path / "best.toml").read_text())
     assert best["method"] == "dpsgd"
     assert (best["learning_rate"], best["clip_norm"], best["unit_clip"], best["epsilon"]) == (1.0, 0.5, True, 8.0)
+    tried = json.loads((tmp_path / "tune.json").read_text())["tried"]
+    assert len(tried["dpsgd"]) == len(tried["autos"]) == 5 + 2 + 2 + 3
     assert "data" not in best
     Config.load(tmp_path / "best.toml")
     assert {cell["data"] for cell in measured} == {"digits?half=1&limit=6000"}

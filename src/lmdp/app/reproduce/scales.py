@@ -128,9 +128,15 @@ SCALES: dict[str, Scale] = {
             seeds=3,
             values={
                 "mnist": {"epochs": 15, "sample_rate": 0.05, "learning_rate": 0.5, "sgd_learning_rate": 0.05},
-                "cifar10": {"epochs": 20, "sample_rate": 0.05, "learning_rate": 0.5, "sgd_learning_rate": 0.1},
+                "cifar10": {
+                    "epochs": 12,
+                    "sample_rate": 0.05,
+                    "learning_rate": 0.5,
+                    "canaries": 600,
+                    "shadow_epochs": 25,
+                },
             },
-            limits={"mnist": (5000, 4000), "cifar10": (6000, 2500)},
+            limits={"mnist": (5000, 4000), "cifar10": (3000, 2000)},
             examples=800,
             shadows={
                 "mnist": ("fashion-mnist", "svhn", "cifar10"),
@@ -142,7 +148,10 @@ SCALES: dict[str, Scale] = {
             frontier_epsilons=(8.0, 50.0),
             frontier_rates=(1.0, 4.0),
             timed_steps=9,
-            sgd={name: {"epochs": 60, "schedule": "cosine"} for name in ("mnist", "cifar10")},
+            sgd={
+                "mnist": {"epochs": 60, "schedule": "cosine"},
+                "cifar10": {"epochs": 30, "schedule": "cosine", "momentum": 0.9, "sgd_learning_rate": 0.02},
+            },
         ),
         Scale(
             "full",

@@ -152,9 +152,10 @@ def _weighed(method: str) -> bool:
 def _of_method(
     method: str, wanted: Wanted, out: Path, show: Show, rates: Mapping[str, float] | None, jobs: int | None
 ) -> tuple[Point, list[Point]]:
-    """The search of one method. r is tried where it has an effect."""
+    """The search of one method. r is tried where it has an effect, and else as many more learning rates."""
     weighed = _weighed(method) and rates is not None and len(set(rates.values())) > 1
     options = {key: tried for key, tried in wanted.options.items() if key != "emphasis" or weighed}
+    more = 0 if weighed else len(wanted.options.get("emphasis", ())) - 1
 
     def measure(settings: Sequence[Values]) -> list[Point]:
         cells = {i: _cells(wanted, values, weighed) for i, values in enumerate(settings)}
@@ -168,7 +169,8 @@ def _of_method(
         return [_point(values, [m.result for m in store.measured(cells[i])]) for i, values in enumerate(settings)]
 
     show.say(f"{method}: " + ", ".join(f"{key} {' '.join(f'{o:g}' for o in tried)}" for key, tried in options.items()))
-    return searched({"method": method}, options, measure, wanted.tolerance)
+    finer = {"learning_rate": more} if more > 0 and "learning_rate" in options else {}
+    return searched({"method": method}, options, measure, wanted.tolerance, finer)
 
 
 def _cells(wanted: Wanted, values: Values, weighed: bool) -> list[Cell]:
