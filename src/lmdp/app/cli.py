@@ -213,6 +213,7 @@ def _export(arguments: Namespace, show: Show) -> Result:
 
 def _reproduce(arguments: Namespace, show: Show) -> Result:
     from lmdp.app.reproduce.run import Asked, reproduce
+    from lmdp.app.reproduce.verdicts import advice
 
     asked = Asked.of(
         arguments.what,
@@ -227,6 +228,7 @@ def _reproduce(arguments: Namespace, show: Show) -> Result:
     how = {"jobs": arguments.jobs, "draw": arguments.draw, "device": arguments.device}
     told = reproduce(asked, out, show, command=command, **how)
     lines = [f"{verdict.answer:14} {verdict.claim} ({verdict.tried}): {verdict.evidence}" for verdict in told]
+    lines += [advised] if (advised := advice(told)) else []
     return {
         "text": "\n".join(["", *lines, "", f"report: {out / 'report.html'}"]),
         "json": {"verdicts": [verdict.to_dict() for verdict in told], "report": str(out / "report.html")},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +23,7 @@ from lmdp.app.reproduce.results import Results, best
 from lmdp.app.reproduce.run import Asked
 from lmdp.app.reproduce.scales import SCALES, SHAPES
 from lmdp.app.reproduce.tables import TABLES
-from lmdp.app.reproduce.verdicts import JUDGES, Verdict, verdicts
+from lmdp.app.reproduce.verdicts import JUDGES, Verdict, advice, verdicts
 from lmdp.methods import METHODS as METHOD_TABLE
 from lmdp.models import build
 from tests.app.reproduce.made_up import LAYERS, grid, stored
@@ -228,6 +229,11 @@ def test_a_frontier_compares_each_method_at_its_own_best_setting(tmp_path: Path)
     assert best(results, "mnist", LM, epsilon, 0.01) == low  # as accurate, and leaks less
     assert best(results, "mnist", LM, scale.frontier_epsilons[1], 0.01) is None
     assert answers(tmp_path, "frontier", f"epsilon {epsilon:g}", "cpu") == {SUPPORTED}
+    told = verdicts(grid("cpu"), ("frontier",), Store(tmp_path))
+    assert "names no method: LM-DP-SGD (private)" in advice(told)
+    worse = [replace(verdict, answer=CANNOT_TELL) for verdict in told]
+    assert "names no method: DP-SGD. " in advice(worse)  # in doubt
+    assert advice([]) == ""
 
 
 def test_time_and_memory_are_compared_with_dp_sgd_in_the_same_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lmdp.app.reproduce.grid import PARTS, Grid
 from lmdp.app.reproduce.paper import EXPERIMENTS
 from lmdp.app.reproduce.results import Results
 from lmdp.app.reproduce.tables import TABLES
-from lmdp.app.reproduce.verdicts import Verdict
+from lmdp.app.reproduce.verdicts import Verdict, advice
 from lmdp.report.charts import FIGURE_WIDTH
 from lmdp.report.html import HALF, chart, document, paragraph, section
 from lmdp.report.svg import PAPER, Sheet, el, text
@@ -83,6 +83,7 @@ def _head(grid: Grid, told: Sequence[Verdict]) -> str:
         paragraph(f"lmdp {__version__} · {datetime.date.today().isoformat()}", "over"),
         el("h1", "The paper, measured again"),
         paragraph(f"Of {len(told)} claims tried here: {said}." if told else "No claim was tried.", "verdict"),
+        paragraph(text(advised), "verdict") if (advised := advice(told)) else "",
         paragraph(
             f"Scale {grid.scale.name}, {grid.seeds} seeds: {names}. Differences are paired over seeds; ranges are 95 % "
             "intervals. An attack that finds nothing is no proof.",

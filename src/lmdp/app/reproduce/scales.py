@@ -150,7 +150,7 @@ SCALES: dict[str, Scale] = {
             timed_steps=9,
             sgd={
                 "mnist": {"epochs": 60, "schedule": "cosine"},
-                "cifar10": {"epochs": 30, "schedule": "cosine", "momentum": 0.9, "sgd_learning_rate": 0.02},
+                "cifar10": {"epochs": 20, "schedule": "cosine", "optimizer": "adamw", "sgd_learning_rate": 0.002},
             },
         ),
         Scale(

@@ -13,6 +13,7 @@ from typing import Any
 
 from lmdp.app.cells.statistics import (
     CANNOT_TELL,
+    SUPPORTED,
     Difference,
     at_least,
     at_most,
@@ -323,9 +324,28 @@ def _frontier(results: Results) -> list[Verdict]:
             answer = both(at_most(leak, 0.0), at_least(utility, -TOLERANCE))
             chosen = ", ".join(f"{who.label} at learning rate {rate:g}" for who, rate in rates.items() if rate)
             said = f"{chosen}: difference in {_said(gaps)}" if _any(gaps) else ""
-            claim = f"at its own best rate {LM.label} leaks less of canaries than DP-SGD at its own, as accurate"
-            told.append(_verdict(results, "frontier", name, claim, answer, said, OURS, f"epsilon {epsilon:g}"))
+            how = f"epsilon {epsilon:g}"
+            told.append(_verdict(results, "frontier", name, ON_THE_FRONTIER, answer, said, OURS, how))
     return told
+
+
+ON_THE_FRONTIER = f"at its own best rate {LM.label} leaks less of canaries than DP-SGD at its own, as accurate"
+
+
+def advice(told: Sequence[Verdict]) -> str:
+    """What the frontier says to somebody who names no method; "" where it was not measured.
+
+    LM-DP-SGD only where it is supported at every epsilon that was tried: in doubt it is the simpler of the two.
+    """
+    tried = [v for v in told if v.claim == ON_THE_FRONTIER and "paired seeds" in v.evidence]
+    if not tried:
+        return ""
+    held = sum(v.answer == SUPPORTED for v in tried)
+    chosen = LM.label if held == len(tried) else DPSGD.label
+    return (
+        f"To somebody who names no method: {chosen}. That {LM.label} does better on the frontier is supported at "
+        f"{held} of {len(tried)} epsilons that were tried."
+    )
 
 
 JUDGES: dict[str, Callable[[Results], list[Verdict]]] = {
