@@ -162,6 +162,7 @@ def test_the_command_line_by_block(
     assert cli.main([*risk, "--quiet"]) == 0
     assert json.loads(Path("risk.json").read_text())["by"] == "block"
     train = ["train", "--data", private, "--risk", "risk.json", "--sample-rate", "0.25", "--epochs", "1", "--quiet"]
+    train += ["--accountant", "rdp"]
     capsys.readouterr()
     assert cli.main([*train, *model, "--out", "wrong"]) == 2
     assert "--layers block" in capsys.readouterr().err

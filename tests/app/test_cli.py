@@ -234,6 +234,7 @@ def test_batches_in_parts_are_one_step_each(tmp_path: Path) -> None:
     assert json.loads(Path("run/privacy.json").read_text())["steps"] == 8
 
 
+@pytest.mark.slow
 def test_the_demo_makes_do_with_digits_where_the_extra_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,7 @@ def test_a_run_without_a_learning_rate_goes_on_with_the_one_that_was_chosen(tmp_
     assert cli.main([*words, "--out", str(tmp_path / "run"), "--resume"]) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(examples=st.integers(60, 10**6), epsilon=st.floats(0.5, 20), momentum=st.sampled_from([0.0, 0.9]))
 def test_what_is_chosen_is_possible_and_noise_falls_with_examples(
     examples: int, epsilon: float, momentum: float

@@ -140,6 +140,7 @@ def test_embeddings_in_a_file_tell_nobody_who_was_trained_on_but_an_audit_with_t
     assert cli.main(["audit", "g.npz", "--run", str(trained), "--quiet"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_on_texts_goes_on_after_it_was_stopped_as_if_nothing_had_been(tmp_path: Path) -> None:
     from tests.record.folders import run
 

@@ -129,7 +129,7 @@ class Fault:
         monkeypatch.setattr(os, name, faulty)
 
 
-@pytest.mark.parametrize("name", ["fsync", "replace"])
+@pytest.mark.parametrize("name", ["fsync", pytest.param("replace", marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_at_any_write_loses_nothing(
     name: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
