@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
 from lmdp import extending
+from lmdp.app.cli import main
 from lmdp.app.config import Config
 from lmdp.extending import YourPieceFailed
 from lmdp.gradients.contract import Example
@@ -126,19 +128,94 @@ def test_a_method_that_reads_the_batch_sees_one_example_at_a_time() -> None:
     assert torch.allclose(scales, torch.tensor([[1.0], [0.5]]))
 
 
-def test_an_error_in_a_piece_says_whose_it_is() -> None:
-    def broken(number: int) -> list[float]:
-        return [1 / 0, number]
-
-    extending.weight_source("mine")(broken)
-    with pytest.raises(YourPieceFailed, match=r"your weight source 'mine' \(.*test_extending.py:\d+\) failed: Zero"):
-        train("lm", weights="mine")
+def fails(*_: Any) -> Any:
+    raise ZeroDivisionError("mine")
 
 
-def test_a_method_of_the_wrong_shape_and_a_rule_that_is_not_exact_are_refused_when_they_are_added() -> None:
-    with pytest.raises(YourPieceFailed, match="your method 'mine' gave"):
-        extending.method("mine")(lambda norms, clip: norms[:, :0])
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def use_method(function: Any) -> None:
+    extending.method("mine")(function)
+
+
+def use_source(function: Any) -> None:
+    extending.weight_source("mine")(function)
+    train("lm", weights="mine")
+
+
+def use_rule(function: Any) -> None:
+    extending.rule("mine", Scaled, examples=[Example(Scaled, (3,))])(function)
+
+
+def use_attack(function: Any) -> None:
+    extending.attack("mine")(function)
+    evidence = Evidence(np.random.default_rng(0).standard_normal((40, 4)))
+    attacks_on(evidence)["mine"](evidence, np.arange(40) < 20, 0)
+
+
+def use_reader(function: Any) -> None:
+    extending.reader("mine")(function)
+    lmdp.data.load("mine")
+
+
+USED = {
+    extending.method: (use_method, [None, 3.0, torch.ones(1, 9)]),
+    extending.weight_source: (use_source, [None, [1.0], [1.0, 2.0, 3.0], ["a", "b"], [1.0, -1.0], [1.0, float("nan")]]),
+    extending.rule: (use_rule, [None, {}, {"weight": 1}, {"weight": torch.ones(4)}, {"bias": torch.ones(4, 3)}]),
+    extending.attack: (
+        use_attack,
+        [None, np.ones(40), np.ones((39, 1)), np.full((40, 1), np.nan), np.full((40, 1), "a")],
+    ),
+    extending.reader: (use_reader, [None, "images"]),
+}
+"""How a piece of each table is used, and results that break its contract."""
+
+
+def test_every_door_is_tried() -> None:
+    doors = {
+        door for name, door in vars(extending).items() if name in re.findall(r"^    (\w+)  ", extending.__doc__, re.M)
+    }
+    assert set(USED) == doors
+
+
+@pytest.mark.parametrize("door", USED, ids=lambda door: door.__name__)
+def test_an_error_in_a_piece_says_whose_it_is_and_where_it_stands(door: Any) -> None:
+    with pytest.raises(YourPieceFailed, match=r"^your [a-z ]+ 'mine' \(.*test_extending.py:\d+\) failed: Zero.*: mine"):
+        USED[door][0](fails)
+
+
+@pytest.mark.parametrize("door, result", [(door, each) for door, (_, every) in USED.items() for each in every])
+def test_a_result_that_breaks_the_contract_is_told_as_that_of_the_piece(door: Any, result: Any) -> None:
+    with pytest.raises(YourPieceFailed, match=r"^your [a-z ]+ 'mine' \(.*test_extending.py:\d+\) gave"):
+        USED[door][0](lambda *_: result)
+
+
+def test_pieces_beside_a_model_are_known_to_the_command_line_and_to_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pieces", None)
+    monkeypatch.delitem(sys.modules, "pieces")
+    net = "from torch import nn\ndef net(classes): return nn.Sequential(nn.Flatten(), nn.Linear(256, classes))\n"
+    (tmp_path / "pieces.py").write_text(net + "\n".join([BLOCKS[0], BLOCKS[1], BLOCKS[4]]))
+    options = ["--model", "pieces:net", "--data", "stripes", "--delta", "1e-3", "--epochs", "0.3", "--quiet"]
+    assert main(["train", *options, "--method", "half-clip", "--out", "run"]) == 0
+    assert main(["train", *options, "--weights", "later-layers", "--out", "other"]) == 2
+    assert "your weight source 'later-layers'" in capsys.readouterr().err
+    for name in NAMES:
+        extending.removed(name)
+    del sys.modules["pieces"]
+    assert Config.load("run/config.toml").method == "half-clip"
+
+
+def test_a_rule_that_is_not_exact_is_refused_when_it_is_added() -> None:
     class Shift(nn.Module):
         def __init__(self) -> None:
             super().__init__()

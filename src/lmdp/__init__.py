@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lmdp.risk import RiskProfile, estimate_risk
     from lmdp.units import PerUser, Unit, Views
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AuditReport",

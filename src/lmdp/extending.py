@@ -15,11 +15,11 @@ it is raised as `YourPieceFailed`, with its name and where it stands. `removed` 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,8 +56,8 @@ def method(name: str, *, label: str = "", sensitivity: Callable[[int], float] = 
     """
 
     def add(function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
-        called = _attributed("method", name, function)
-        bounded = functools.partial(_bounded, called, name, sensitivity)
+        called = Called("method", name, function)
+        bounded = functools.partial(_bounded, called, sensitivity)
         for layers in (1, 5):
             bounded(torch.rand(8, layers, dtype=torch.float64).mul_(SPREAD).add_(1 / SPREAD), 1.0)
         _add(METHODS, name, Method(name, label or name, bounded, sensitivity), "method")
@@ -66,12 +66,12 @@ def method(name: str, *, label: str = "", sensitivity: Callable[[int], float] = 
     return add
 
 
-def _bounded(called: Function, name: str, sensitivity: Callable[[int], float], norms: Tensor, clip: float) -> Tensor:
+def _bounded(called: Called, sensitivity: Callable[[int], float], norms: Tensor, clip: float) -> Tensor:
     rows = [called(row[None], clip) for row in norms]
     for row in rows:
         if not isinstance(row, Tensor) or row.shape != (1, norms.shape[1]):
             shape = tuple(row.shape) if isinstance(row, Tensor) else type(row).__name__
-            raise YourPieceFailed(f"your method {name!r} gave {shape} for norms of shape {(1, norms.shape[1])}")
+            raise called.broken(f"{shape} for norms of shape {(1, norms.shape[1])}")
     scales = torch.cat([row.to(norms) for row in rows]) if rows else norms.clone()
     scales = scales.where(torch.isfinite(scales) & (scales >= 0), scales.new_zeros(()))
     most = sensitivity(norms.shape[1]) * clip
@@ -88,14 +88,16 @@ def weight_source(name: str, *, help: str = "") -> Function:
     """
 
     def add(function: Callable[[int], Sequence[float] | Tensor]) -> Callable[[int], Sequence[float] | Tensor]:
-        called = _attributed("weight source", name, function)
+        called = Called("weight source", name, function)
 
-        def measure(number: int) -> Tensor:
-            weights = torch.as_tensor(called(number), dtype=torch.float64)
-            if weights.dim() != 1 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
-                raise YourPieceFailed(
-                    f"your weight source {name!r} gave {weights.tolist()}; it must be numbers above 0"
-                )
+        def measure(number: int, layers: int) -> Tensor:
+            given = called(number)
+            try:
+                weights = torch.as_tensor(given, dtype=torch.float64)
+            except (TypeError, ValueError, RuntimeError):
+                weights = torch.empty(0)
+            if weights.shape != (layers,) or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+                raise called.broken(f"{given!r}; the model has {layers} layers: a number above 0 for each")
             return weights
 
         unknown = f"the layer weights come from {name!r}, of your own: whether it reads private data is not known here"
@@ -110,13 +112,14 @@ def rule(name: str, *kinds: type[nn.Module], examples: Sequence[Example]) -> Fun
     """Decorate: a use of such a module → {parameter: gradients [B, *shape]}. Tried on `examples` at once."""
 
     def add(function: Callable[[Use], Mapping[str, Tensor]]) -> Callable[[Use], Mapping[str, Tensor]]:
-        called = _attributed("rule", name, function)
+        called = Called("rule", name, function)
 
         def piece(use: Use) -> Piece:
             gradients = called(use)
-            if set(gradients) != use.trainable:
-                wanted = ", ".join(sorted(use.trainable))
-                raise YourPieceFailed(f"your rule {name!r} gave {', '.join(sorted(gradients))}; it must give {wanted}")
+            shapes = {each: tuple(use.module.get_parameter(each).shape) for each in sorted(use.trainable)}
+            wanted = {each: (use.batch_size, *shape) for each, shape in shapes.items()}
+            if (gave := _shapes(gradients)) != wanted:
+                raise called.broken(f"{gave}; it must give {wanted}")
             return Stored({each: Rows.of(g.reshape(use.batch_size, -1)) for each, g in gradients.items()})
 
         record = Rule(
@@ -133,6 +136,13 @@ def rule(name: str, *kinds: type[nn.Module], examples: Sequence[Example]) -> Fun
         return function
 
     return add
+
+
+def _shapes(gradients: Any) -> Any:
+    """Shapes by name, in the order of names; of anything else what it is."""
+    if not isinstance(gradients, Mapping):
+        return type(gradients).__name__
+    return {each: tuple(getattr(gradients[each], "shape", ())) for each in sorted(gradients)}
 
 
 def _try_rule(name: str, example: Example) -> None:
@@ -176,12 +186,15 @@ def attack(name: str, *, help: str = "", needs: Sequence[str] = ()) -> Function:
     """
 
     def add(function: Callable[[Evidence], Array]) -> Callable[[Evidence], Array]:
-        called = _attributed("attack", name, function)
+        called = Called("attack", name, function)
 
         def numbers(evidence: Evidence) -> Array:
             table: Array = called(evidence)
-            if getattr(table, "ndim", 0) != 2 or len(table) != len(evidence):
-                raise YourPieceFailed(f"your attack {name!r} must give [{len(evidence)}, numbers] for so many examples")
+            shape: tuple[int, ...] = getattr(table, "shape", ())
+            if len(shape) != 2 or shape[0] != len(evidence) or not np.issubdtype(table.dtype, np.number):
+                raise called.broken(f"{type(table).__name__} {shape}; it must give numbers [{len(evidence)}, k]")
+            if not np.isfinite(table).all():
+                raise called.broken("numbers that are not finite")
             return table
 
         def summary(evidence: Evidence, seed: int) -> tuple[Array, Measure]:
@@ -195,10 +208,18 @@ def attack(name: str, *, help: str = "", needs: Sequence[str] = ()) -> Function:
 
 def reader(name: str, *, help: str = "", path: str = "", options: Sequence[str] = ()) -> Function:
     """Decorate: a request → a source. `path`: what stands after a colon in a SPEC; "PATH" for a file or folder."""
+    from lmdp.data.images import Source
     from lmdp.data.readers import READERS, Reader
 
     def add(function: Callable[[Request], Source]) -> Callable[[Request], Source]:
-        read = _attributed("data reader", name, function, passing=(ValueError, OSError))
+        called = Called("data reader", name, function)
+
+        def read(request: Request) -> Source:
+            source = called(request)
+            if not isinstance(source, Source):
+                raise called.broken(f"{type(source).__name__}; it must give an lmdp.data.Source")
+            return source
+
         _add(READERS, name, Reader(name, help or name, read, path=path, options=tuple(options)), "data reader")
         return function
 
@@ -230,18 +251,22 @@ def _add(table: dict[str, Any], name: str, record: Any, kind: str) -> None:
     _ADDED.add(name)
 
 
-def _attributed(kind: str, name: str, function: Function, passing: tuple[type[Exception], ...] = ()) -> Function:
-    """The same function, whose errors say whose they are."""
-    where = f"{inspect.getsourcefile(function) or 'unknown'}:{function.__code__.co_firstlineno}"
+class Called:
+    """A function of yours, whose errors say whose they are."""
 
-    @functools.wraps(function)
-    def called(*args: Any) -> Any:
+    def __init__(self, kind: str, name: str, function: Function) -> None:
+        code = getattr(function, "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        self._function, self._whose = function, f"your {kind} {name!r}{where}"
+
+    def __call__(self, *args: Any) -> Any:
         try:
-            return function(*args)
+            return self._function(*args)
+        except YourPieceFailed:
+            raise
         except Exception as error:
-            if isinstance(error, (YourPieceFailed, *passing)):
-                raise
-            told = f"your {kind} {name!r} ({where}) failed: {type(error).__name__}: {error}"
-            raise YourPieceFailed(told) from error
+            raise YourPieceFailed(f"{self._whose} failed: {type(error).__name__}: {error}") from error
 
-    return called
+    def broken(self, gave: str) -> YourPieceFailed:
+        """For a result that breaks the contract."""
+        return YourPieceFailed(f"{self._whose} gave {gave}")

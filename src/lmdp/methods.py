@@ -64,14 +64,14 @@ class Method:
 class WeightSource:
     """Where the layer weights w come from. `refuted` says why a run with them is not certified, if it is not.
 
-    measure  number of a measurement → weights, of a source that somebody added (`lmdp.extending`)
+    measure  number of a measurement, of layers → weights, of a source that somebody added (`lmdp.extending`)
     """
 
     name: str
     help: str
     needs_public_data: bool = False
     refuted: str = ""
-    measure: Callable[[int], Tensor] | None = None
+    measure: Callable[[int, int], Tensor] | None = None
 
 
 # -- the vocabulary of the formulas -----------------------------------------------------------------------------------

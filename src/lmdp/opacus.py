@@ -133,15 +133,67 @@ def _state(engine: Any, optimizer: torch.optim.Optimizer) -> None:
         attachment.set(optimizer, name, Stated(value))
 
 
+class Account:
+    """What their `engine.accountant` tells: of the steps that the engine has counted. It counts none itself."""
+
+    def __init__(self, engine: Any, name: str) -> None:
+        self._engine, self.name = engine, name
+
+    def get_epsilon(self, delta: float, **_: Any) -> float:
+        """`engine.get_epsilon(delta)`."""
+        return float(self._engine.get_epsilon(delta))
+
+    def get_privacy_spent(self, *, delta: float, **_: Any) -> tuple[float, None]:
+        """Epsilon, and in the place of their best order nothing."""
+        return self.get_epsilon(delta), None
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """Noise multiplier, sample rate and number of steps, once there are steps."""
+        if not self._engine.attached or not self._engine.steps:
+            return []
+        mechanism = self._engine.mechanism
+        return [(mechanism.noise_multiplier, mechanism.sample_rate, self._engine.steps)]
+
+    def mechanism(self) -> str:
+        """The name: pld or rdp."""
+        return self.name
+
+    def __len__(self) -> int:
+        return len(self.history)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"engine.accountant has no {name!r} here: optimizer.step() counts the steps, and engine.state_dict() and "
+            "engine.load_state_dict() keep them. It has get_epsilon(delta), history, mechanism() and name."
+        )
+
+
 def is_compatible(engine: Any, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
-    """Whether `make_private` would take them; `lmdp.guards.check_model` says why not."""
+    """Whether `make_private` would take them; `validate` says why not."""
     try:
-        check_model(module)
-        if optimizer is not None:
-            check_optimizer(module, optimizer)
+        validate(engine, module=module, optimizer=optimizer, data_loader=data_loader)
     except ValueError:
         return False
-    return data_loader is None or not isinstance(data_loader.dataset, IterableDataset)
+    return True
+
+
+def validate(engine: Any, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:
+    """Raise what `make_private` would say against them."""
+    check_model(module)
+    if optimizer is not None:
+        check_optimizer(module, optimizer)
+    if data_loader is not None and isinstance(data_loader.dataset, IterableDataset):
+        raise ValueError(
+            f"data_loader iterates over a {type(data_loader.dataset).__name__}, from which no example can be drawn by "
+            "itself; use a dataset with __len__ and __getitem__"
+        )
 
 
 def save_checkpoint(
@@ -151,23 +203,32 @@ def save_checkpoint(
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     checkpoint_dict: dict[str, Any] | None = None,
+    module_state_dict_kwargs: dict[str, Any] | None = None,
+    torch_save_kwargs: dict[str, Any] | None = None,
 ) -> None:
     """Model, optimizer, and the account of the steps so far, in one file that holds no code."""
-    content = {**(checkpoint_dict or {}), "module_state_dict": module.state_dict(), "engine": engine.state_dict()}
+    weights = module.state_dict(**(module_state_dict_kwargs or {}))
+    content = {**(checkpoint_dict or {}), "module_state_dict": weights, "engine": engine.state_dict()}
     if optimizer is not None:
         content["optimizer_state_dict"] = optimizer.state_dict()
-    torch.save(content, path)
+    torch.save(content, path, **(torch_save_kwargs or {}))
 
 
 def load_checkpoint(
-    engine: Any, *, path: Place, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    engine: Any,
+    *,
+    path: Place,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    module_load_dict_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Continue from such a file, after `make_private` with the same numbers; returns what else was saved."""
-    content: dict[str, Any] = torch.load(path, weights_only=True)
+    content: dict[str, Any] = torch.load(path, **{**(torch_load_kwargs or {}), "weights_only": True})
     missing = {"module_state_dict", "engine"} - set(content)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; engine.save_checkpoint writes such files")
-    module.load_state_dict(content["module_state_dict"])
+    module.load_state_dict(content["module_state_dict"], **(module_load_dict_kwargs or {}))
     if optimizer is not None and "optimizer_state_dict" in content:
         optimizer.load_state_dict(content["optimizer_state_dict"])
     engine.load_state_dict(content["engine"])
@@ -195,6 +256,11 @@ def get_noise_multiplier(
         steps=count,
         accountant=accountant,
     )
+
+
+def DifferentiallyPrivateDistributedDataParallel(model: nn.Module) -> nn.Module:
+    """The model itself: under `torchrun`, `make_private` sees the processes, and all begin with the first's weights."""
+    return model
 
 
 class ModuleValidator:

@@ -1,11 +1,12 @@
-"""Names to languages by their letters: an embedding, an LSTM, a linear layer; noise found for a target first."""
+"""Names to languages by their letters: padded names, an embedding, an LSTM; noise found for a target first."""
 
 import torch
 from opacus import PrivacyEngine
 from opacus.accountants.utils import get_noise_multiplier
 from opacus.layers import DPLSTM
 from torch import nn, optim
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 torch.manual_seed(0)
 
@@ -22,9 +23,14 @@ class CharNNClassifier(nn.Module):
         return self.out_layer(x[:, -1])
 
 
+def padded_collate(batch):
+    x = pad_sequence([name for name, _ in batch], batch_first=True)
+    return x, torch.stack([label for _, label in batch])
+
+
 labels = torch.randint(0, 4, (160,))
-names = (torch.randint(0, 25, (160, 9)) + labels[:, None]).clamp(max=29)
-train_loader = DataLoader(TensorDataset(names, labels), batch_size=40, num_workers=0)
+names = [torch.randint(1, 26, (int(n),)) + label for n, label in zip(torch.randint(3, 10, (160,)), labels)]
+train_loader = DataLoader(list(zip(names, labels)), batch_size=40, num_workers=0, collate_fn=padded_collate)
 sigma = get_noise_multiplier(target_epsilon=6.0, target_delta=1e-3, sample_rate=40 / 160, epochs=3, accountant="rdp")
 model = CharNNClassifier()
 optimizer = optim.Adam(model.parameters(), lr=0.01)
@@ -46,4 +52,4 @@ for epoch in range(3):  # noqa: B007
         loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()
-result = {"epsilon": privacy_engine.get_epsilon(delta=1e-3), "sigma": sigma, "compatible": compatible}
+result = {"epsilon": privacy_engine.accountant.get_epsilon(delta=1e-3), "sigma": sigma, "compatible": compatible}

@@ -45,7 +45,7 @@ for epoch in range(2):  # noqa: B007
         loss = criterion(model(data), target)
         loss.backward()
         optimizer.step()
-    epsilon = privacy_engine.get_epsilon(delta=1e-5)
+    epsilon = privacy_engine.accountant.get_epsilon(delta=1e-5)
 
 model.eval()
 with torch.no_grad():

@@ -134,6 +134,8 @@ def test_every_number_of_the_tables_is_in_the_data() -> None:
     values = list(numbers(asdict(story)))
     values += [edge for t in story.trained for edge in wilson(accuracy(t).value, t.test_examples)]  # type: ignore[union-attr, arg-type]
     values += [limit for t in story.trained if (limit := tpr_limit(t)) is not None]
+    assert story.risk is not None
+    values += [edge for layer in story.risk.layers for edge in story.risk.corrected(layer)]
     rounded = {f"{value:.3f}" for value in values}
     tables = list(parsed(render(story)).iter("td"))
     shown = [number for cell in tables for number in re.findall(r"\d\.\d{3}", words(cell))]

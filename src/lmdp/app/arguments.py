@@ -16,6 +16,7 @@ from lmdp.app.recipes import recipe, recipe_names
 from lmdp.app.reproduce.grid import PARTS
 from lmdp.app.reproduce.paper import EXPERIMENTS
 from lmdp.app.reproduce.scales import SCALES
+from lmdp.app.settings import meet_pieces
 from lmdp.data.readers import GENERAL, READERS
 from lmdp.methods import METHODS
 
@@ -271,6 +272,7 @@ def parser() -> argparse.ArgumentParser:
 
 def config_of(arguments: argparse.Namespace, recipe_name: str | None) -> Config:
     """The recipe, overridden by the command line."""
+    meet_pieces(vars(arguments).get("key_model"))
     values, given = recipe(recipe_name) if recipe_name else {}, {}
     for name, text in vars(arguments).items():
         key = name.removeprefix("key_")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdp.accounting import ACCOUNTANTS, DEFAULT
-from lmdp.app.settings import Setting, number, switch, text, whole
+from lmdp.app.settings import Setting, meet_pieces, number, switch, text, whole
 from lmdp.data.request import anchored
 from lmdp.methods import METHODS, SOURCES, check_unit_gain
 
@@ -226,9 +226,7 @@ class Config:
     )
     evaluate_every: int = whole(1, "epochs between evaluations, each with a checkpoint", low=1)
     keep_checkpoints: int = whole(3, "how many checkpoints to keep", low=1, high=1000)
-    seed: int | None = whole(
-        None, "makes a run reproducible, and therefore not certified", low=0, high=2**31 - 1, optional=True
-    )
+    seed: int | None = whole(None, "reproducible, therefore not certified", low=0, high=2**31 - 1, optional=True)
 
     shadow_models: int = whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256)
     shadow_epochs: int = whole(100, "at most this many epochs for a shadow model", low=1, high=100_000)
@@ -243,6 +241,8 @@ class Config:
     protocol: str = text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
 
     def __post_init__(self) -> None:
+        if str(self.method) not in METHODS or str(self.weights) not in SOURCES:
+            meet_pieces(self.model)
         for name, setting in SETTINGS.items():
             object.__setattr__(self, name, setting.check(name, getattr(self, name)))
         if not self.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -90,3 +91,16 @@ def switch(default: bool, help: str, **setting: Any) -> Any:
 
 def whole(default: Any, help: str, **setting: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(int, help, **setting)})
+
+
+def meet_pieces(model: Any) -> None:
+    """Import the module of a `module:factory`, so that what it adds to tables is known before they are read.
+
+    What is wrong with it is told when the model is asked for.
+    """
+    module = model.partition(":")[0] if isinstance(model, str) and ":" in model else ""
+    if all(word.isidentifier() for word in module.split(".")):
+        from lmdp.models import check_name
+
+        with contextlib.suppress(Exception):
+            check_name(model)

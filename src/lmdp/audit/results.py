@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +82,7 @@ class CanaryLeaks:
         return said
 
     def __str__(self) -> str:
-        rows = table([*self.layers, *([self.reference] if self.reference else [])])
+        rows = table([*_shown(self.layers, self.peak), *([self.reference] if self.reference else [])])
         return "\n".join(["canaries", rows, *([] if self.bound is None else [self.bound.verdict])])
 
 
@@ -171,10 +172,15 @@ class AuditReport:
 
     def __str__(self) -> str:
         answer = [self.reference] if self.reference else []
-        rows = table([*self.layers, *self.together, *self.controls, *answer])
+        rows = table([*_shown(self.layers, self.peak), *self.together, *self.controls, *answer])
         limit = [] if self.tpr_limit_at_1pct is None else [_permitted(self.tpr_limit_at_1pct)]
         planted = [] if self.canaries is None else ["", str(self.canaries), "", "ordinary examples"]
         return "\n".join([self.verdict, *planted, rows, *limit, *self.notes])
+
+
+def _shown(layers: Sequence[Leak], peak: Peak) -> list[Leak]:
+    """The leakiest has the interval that its sentence has: it allows for having looked at all layers."""
+    return [replace(leak, interval=peak.interval) if leak.name == peak.name else leak for leak in layers]
 
 
 def _permitted(limit: float) -> str:

@@ -19,7 +19,7 @@ from lmdp.guards.loss import REMEDY
 from lmdp.guards.replay import Sketch
 from lmdp.guards.verdicts import Judgement
 from lmdp.guards.ways import Way
-from lmdp.guards.words import BESIDE, UNSTEADY, WITHOUT
+from lmdp.guards.words import BESIDE, PAD, UNSTEADY, WITHOUT
 
 APART, MEET, REPLACED, SUSPECT, STEADY, UNCLEAR = "apart", "meet", "replaced", "suspect", "steady", "unclear"
 ENOUGH = 5
@@ -114,10 +114,10 @@ class Company:
             )
         if self._met >= MEETINGS:
             self._judgement.violated("loss", "the same examples had other gradients in other company; refused")
-            how = WITHOUT if self.alone else BESIDE
+            how = f"{WITHOUT}. {PAD}" if self.alone else f"{BESIDE}."
             raise RuntimeError(
                 "the examples of a batch meet somewhere between the data loader and the gradients: the same examples "
-                f"had other gradients {how}. {REMEDY}"
+                f"had other gradients {how} {REMEDY}"
             )
 
 

@@ -18,6 +18,7 @@ WITHOUT = (
     "without the others (something follows from how many they are, from their places in the batch, or from the length "
     "that all are padded to)"
 )
+PAD = "Pad to one public length instead of the longest of the batch, or let the model ignore the padding."
 UNSTEADY = (
     "gradients changed from call to call in a way that could not be repeated (a schedule, losses that take turns: hold "
     "them still while looking)"

@@ -16,12 +16,12 @@ from lmdp.accounting import DEFAULT, Ledger, Mechanism, accountant_named, calibr
 from lmdp.diagnostics import Diagnostics
 from lmdp.gradients import Capture, Plan
 from lmdp.gradients.attach import keep_freed_memory
-from lmdp.guards import Independence, Judgement, Watch, check_setup
+from lmdp.guards import Independence, Judgement, Watch, check_setup, make_compatible
 from lmdp.guards.looks import steps_left
 from lmdp.layers import LayerMap, error_rates_for
 from lmdp.lineage import Lineage
 from lmdp.methods import check_source
-from lmdp.opacus import familiar, is_compatible, load_checkpoint, save_checkpoint
+from lmdp.opacus import Account, familiar, is_compatible, load_checkpoint, save_checkpoint, validate
 from lmdp.private.clipping import Clipping
 from lmdp.private.keystream import fresh_key
 from lmdp.private.noise import Entropy, Randomness, Secure, Seeded, Shared
@@ -57,7 +57,7 @@ class PrivacyEngine:
 
     def __init__(self, accountant: str = DEFAULT, secure_mode: bool = False) -> None:
         self._secure = Secure() if secure_mode else None
-        self.accountant = accountant_named(accountant).name
+        self.accountant = Account(self, accountant_named(accountant).name)
         self.diagnostics: Diagnostics | None = None
         self.lineage: Lineage | None = None
         self._observer = Observer()
@@ -169,6 +169,7 @@ class PrivacyEngine:
         return module, optimizer, loader
 
     is_compatible, save_checkpoint, load_checkpoint = is_compatible, save_checkpoint, load_checkpoint
+    validate, get_compatible_module = validate, staticmethod(make_compatible)
 
     def _refuse_second(self) -> None:
         if self._run is not None:
@@ -183,7 +184,7 @@ class PrivacyEngine:
             clip_norm=clipping.clip_norm,
             sensitivity=clipping.sensitivity,
             noise_multiplier=noise_multiplier,
-            accountant=self.accountant,
+            accountant=self.accountant.name,
             statistic_share=source.share,
             neighbouring_relation=population.unit.relation(clipping.method.relation),
             **population.stated,
@@ -226,7 +227,7 @@ class PrivacyEngine:
         steps = steps_left(iterations, options | ({"looks_besides": True} if population.group.several else {}))
         check_delta(target_delta, population.size, allowed=bool(options.get("allow_large_delta")))
         target = {"target_epsilon": target_epsilon, "target_delta": target_delta}
-        sigma = calibrate_noise(**target, sample_rate=population.rate, steps=steps, accountant=self.accountant)
+        sigma = calibrate_noise(**target, sample_rate=population.rate, steps=steps, accountant=self.accountant.name)
         given: dict[str, Any] = {"module": module, "optimizer": optimizer, "data_loader": data_loader}
         three = self.make_private(**given, noise_multiplier=sigma, max_grad_norm=max_grad_norm, **options)
         ledger = self._attached.ledger
@@ -312,9 +313,7 @@ class PrivacyEngine:
             differing = {k: (theirs.get(k), mine.get(k)) for k in {*mine, *theirs} if theirs.get(k) != mine.get(k)}
             raise ValueError(f"this state belongs to another run; saved and current values differ: {differing}")
         if run.ledger.steps:
-            raise ValueError(
-                f"this engine has made {run.ledger.steps} steps of its own, which count. Load the state into a new one"
-            )
+            raise ValueError(f"this engine has made {run.ledger.steps} steps of its own. Load the state into a new one")
         run.go_on(state)
 
     @property

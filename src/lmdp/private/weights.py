@@ -267,8 +267,9 @@ def source_for(
         "fixed": lambda: Fixed(risk),
         "batch": lambda: Batch(risk, base=base),
     }
-    given, as_given = cast(Any, (SOURCES[name].measure, torch.as_tensor))
-    at_work = makers[name]() if given is None else Public(risk, base=as_given, measure=given, every=every)
+    given, as_given = SOURCES[name].measure, cast(Any, torch.as_tensor)
+    given = None if given is None else cast(Any, lambda number, ask=given: ask(number, len(risk)).to(device))
+    at_work = makers[name]() if given is None else Public(risk, base=as_given, measure=cast(Any, given), every=every)
     at_work.name = name
     return at_work if method.reweighted else Unweighted(risk)
 

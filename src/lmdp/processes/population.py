@@ -122,7 +122,10 @@ def batch_size_of(loader: DataLoader[Any]) -> tuple[int, int]:
     if size == 0:
         raise ValueError("the data loader's dataset is empty; private training needs at least 1 example")
     if not isinstance(batch, int) or batch < 1:
-        raise ValueError("the data loader has no batch_size, so the sampling rate is unknown. Construct it with one.")
+        raise ValueError(
+            "the data loader has no batch_size, so the sampling rate is unknown. Construct it with one. (One that "
+            "make_private returned has none: pass the loader that you gave it.)"
+        )
     return batch, size
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmdp.report.release import BY_WHOM, FILES, MAY, MUST_NOT, NO_PROOF, UNIT, facts
+from lmdp.report.release import BY_WHOM, FILES, MAY, MUST_NOT, NO_PROOF, facts, unit
 from lmdp.report.values import accuracy, assumed, epsilon, epsilon_text, finite, small
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def card(story: Story) -> str:
         parts += [f"## {_plain(trained.name)}\n", *_model(trained, story)]
     if story.together is not None:
         parts.append(f"## Several models\n\n{_plain(str(story.together))}\n")
-    parts += ["## What is protected\n", f"{UNIT}\n", *_files()]
+    parts += ["## What is protected\n", f"{_plain(unit(story))}\n", *_files()]
     parts.append("## Decision\n\n- [ ] release\n- [ ] do not release\n\nName, date and reasons:\n")
     return "\n".join(parts)
 
@@ -38,7 +38,7 @@ def _model(trained: Trained, story: Story) -> Iterator[str]:
     fact = facts(trained, story)
     yield f"**Promise.** {_plain(fact.promise)}\n"
     if fact.private:
-        yield f"**How far it can be relied on.** {_plain(fact.standing)}\n"
+        yield f"**How far it can be relied on.** {_plain(fact.standing.replace('under Privacy', 'below'))}\n"
         yield from _numbers(trained)
         yield from _assumptions(trained)
     yield from (f"**The model.** {_plain(fact.remark)}\n" for _ in [1] if fact.remark)

@@ -75,9 +75,10 @@ def risk_by_layer(profile: RiskProfile) -> Chart | None:
     """AUC on public data, held out, with the controls."""
     rows: dict[tuple[bool, str], list[Point]] = {}
     reference = [profile.reference] if profile.reference else []
-    for aside, entries in ((False, profile.layers), (True, [*reference, *profile.controls])):
+    for aside, entries in ((False, profile.together), (True, [*reference, *profile.controls])):
         for entry in entries:
-            rows.setdefault((aside, entry.name), []).extend(_auc(0, "shadow model", entry, entry == profile.peak))
+            is_peak = not aside and entry.name == profile.peak.name
+            rows.setdefault((aside, entry.name), []).extend(_auc(0, "shadow model", entry, is_peak))
     return _forest(
         rows,
         [("shadow model", Style.of_model(1))],

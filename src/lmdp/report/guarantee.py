@@ -37,6 +37,8 @@ FIELDS = {
     "noise_source": "noise from",
     "accountant": "accountant",
 }
+ONE_ROW = ("rows_per_unit", 1)
+"""Goes without saying."""
 MARKS = {"holds": "✓", "violated": "✗", NOT_ESTABLISHED: "?"}
 """A state is told by a word and a mark, and not by colour alone."""
 
@@ -66,7 +68,7 @@ def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: boo
     badge = el("span", standing(privacy), class_=f"badge {'good' if good else 'bad'}")
     promise = f"(ε, δ) = ({epsilon_text(epsilon(privacy))}, {small(finite(privacy.get('delta')))}) "
     parts = [el("h3", named(name, style)), el("p", text(promise), badge, class_="promise")]
-    fields = {label: privacy[key] for key, label in FIELDS.items() if key in privacy}
+    fields = {label: privacy[key] for key, label in FIELDS.items() if key in privacy and (key, privacy[key]) != ONE_ROW}
     parts.append(pairs([(k, text(f"{v:.6g}" if isinstance(v, float) else str(v))) for k, v in fields.items()]))
     rows = assumed(privacy)
     parts.append(_assumptions(rows))

@@ -31,6 +31,9 @@ UNIT = (
     "One example: one image, one text or one row, added or left out. Not one person: whoever is in the data with "
     "k examples is promised k times the epsilon, at a larger delta."
 )
+OTHER_UNIT = (
+    "One {unit}, with all its rows, added or left out. Whoever is in the data as several such counts several times."
+)
 MAY, MUST_NOT = "may leave the house, if the promise above suffices", "must not leave the house"
 FILES: Mapping[str, tuple[str, str]] = {
     "model.safetensors": (MAY, "the model; it carries what was spent for it"),
@@ -80,7 +83,8 @@ def facts(trained: Trained, story: Story) -> Facts:
     good = is_certified(privacy)
     doubts = tuple(f"{row.sentence}: {row.how}" for row in rows if not row.holds)
     standing = (
-        f"Certified {BY_WHOM}: all {len(rows)} assumptions of the proof were looked at while it trained, and held."
+        f"Certified {BY_WHOM}: all {len(rows)} assumptions of the proof were looked at while it trained, and held. "
+        "They are listed under Privacy."
         if good
         else f"NOT certified: of {len(rows)} assumptions of the proof {len(doubts) or 'some'} could not be relied on."
     )
@@ -103,8 +107,15 @@ def promise(trained: Trained) -> str:
     claimed = "" if is_certified(trained.privacy) else "Claimed, not certified: "
     return (
         f"{claimed}Somebody has the model and knows all data but one example, and tries to tell whether that one was "
-        f"trained on. At 1 % false alarms, at most {_percent(limit)} of members can be recognised ({numbers})."
+        f"trained on. At 1 % false alarms, at most {_percent(limit)} of members can be recognised ({numbers}); "
+        "guessing recognises 1 %."
     )
+
+
+def unit(story: Story) -> str:
+    """Of whom the promise is."""
+    units = dict.fromkeys(str(t.privacy.get("unit", "example")) for t in story.trained if t.privacy is not None)
+    return " ".join(UNIT if name == "example" else OTHER_UNIT.format(unit=name) for name in units) or UNIT
 
 
 def _percent(share: float) -> str:
@@ -159,7 +170,10 @@ def _identity(trained: Trained) -> tuple[tuple[str, str], ...]:
         entries.append(("SHA-256 of model.safetensors", trained.sha256))
     rate, batch = (finite((trained.privacy or {}).get(key)) for key in ("sample_rate", "expected_batch_size"))
     if rate and batch and rate > 0:
-        entries.append(("examples trained on (N)", f"{round(batch / rate)}"))
+        counts = (trained.privacy or {}).get("examples")
+        planted = counts.get("canaries") if isinstance(counts, Mapping) else None
+        among = f", with those of {planted} planted canaries that are in" if planted else ""
+        entries.append(("examples trained on (N)", f"{round(batch / rate)}{among}"))
     steps = finite((trained.privacy or {}).get("steps"))
     if steps is not None:
         entries.append(("steps", f"{steps:g}"))
@@ -172,7 +186,7 @@ def box(story: Story) -> str:
         return ""
     every = [(facts(t, story), Style.of_model(i)) for i, t in enumerate(story.trained)]
     cards = el("div", *(_card(fact, style) for fact, style in every), class_="decisions")
-    about = [("what is protected", text(UNIT))]
+    about = [("what is protected", text(unit(story)))]
     if story.together is not None:
         about.append(("several models", text(str(story.together))))
     lists = (el("div", el("h3", f"What {word}"), listing(_files(word)), class_="files") for word in (MAY, MUST_NOT))
@@ -193,7 +207,9 @@ def box(story: Story) -> str:
 def _card(fact: Facts, style: Style) -> str:
     mark = "" if not fact.private else el("span", "certified" if fact.certified else "NOT certified",
                                          class_=f"badge {'good' if fact.certified else 'bad'}")  # fmt: skip
-    entries = [("how far", text(fact.standing) + listing(list(fact.reasons)))] if fact.private else []
+    entries = (
+        [("how far it can be relied on", text(fact.standing) + listing(list(fact.reasons)))] if fact.private else []
+    )
     entries += [("the model", el("strong", text(fact.remark), class_="bad"))] if fact.remark else []
     entries.append(("tried against it", listing(list(fact.tried))))
     entries += [("further models", text(fact.again))] if fact.again else []

@@ -59,7 +59,7 @@ def layers(models: Sequence[tuple[str, Audit]]) -> str:
 def risk(profile: RiskProfile) -> str:
     """One row per layer, then reference and controls; the paper's protocol adds its in-sample accuracy and null."""
     paper = any(layer.in_sample is not None for layer in profile.layers)
-    entries = [*profile.layers, *([profile.reference] if profile.reference else []), *profile.controls]
+    entries = [*profile.together, *([profile.reference] if profile.reference else []), *profile.controls]
     rows = (
         [_long(entry.name), *_measured(entry)] + ([_plain(entry.in_sample), _plain(entry.null)] if paper else [])
         for entry in entries

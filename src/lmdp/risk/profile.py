@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,6 +122,11 @@ class RiskProfile:
         """Layers whose AUC lies above chance, with intervals that allow for having looked at all layers."""
         return tuple(layer for layer in self.layers if self.corrected(layer)[0] > 0.5)
 
+    @property
+    def together(self) -> tuple[LayerRisk, ...]:
+        """The layers as they are shown: with intervals that hold together."""
+        return tuple(replace(layer, interval=self.corrected(layer)) for layer in self.layers)
+
     def corrected(self, layer: LayerRisk) -> Interval:
         """The interval of a layer's AUC, so wide that those of all layers hold together at 95 %."""
         return around(layer.auc, _error(layer.auc, layer.interval), 0.95 ** (1 / len(self.layers)))
@@ -181,7 +186,7 @@ class RiskProfile:
         return profile
 
     def __str__(self) -> str:
-        rows = [*self.layers, *self.controls, *([self.reference] if self.reference else [])]
+        rows = [*self.together, *self.controls, *([self.reference] if self.reference else [])]
         text = table(rows)
         if any(layer.in_sample is not None for layer in self.layers):
             text += "\nin-sample accuracy (and on permuted labels): " + ", ".join(
