@@ -124,6 +124,7 @@ def translation(model: nn.Module, batch: Batch) -> Tensor:
 
 # -- transformers -----------------------------------------------------------------------------------------------------
 
+MAMBA = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4, "time_step_rank": 3}
 TEXT = {
     "vocab_size": WORDS,
     "hidden_size": WIDTH,
@@ -237,6 +238,14 @@ TRANSFORMERS = {
         *(tokens, squares, ONE),
         **whole("transformer") | {"refusal": "mask_emb"},
     ),
+    "XLNet without a head": HubModel(
+        of("XLNetModel", "XLNetConfig", XLNET), *(tokens, squares, ONE), **whole("") | {"refusal": "mask_emb"}
+    ),
+    "Mamba": HubModel(
+        of("MambaForCausalLM", "MambaConfig", MAMBA),
+        *(tokens, words, ONE),
+        **whole("backbone.layers.0.mixer", "backbone.layers.1.mixer"),
+    ),
     "GPT-2": HubModel(of("GPT2LMHeadModel", "GPT2Config", GPT2), tokens, words),
     "Llama": HubModel(of("LlamaForCausalLM", "LlamaConfig", TEXT), tokens, words),
     "Mistral": HubModel(of("MistralForCausalLM", "MistralConfig", TEXT, num_key_value_heads=1), tokens, words),
@@ -338,6 +347,10 @@ PEFT = {
     "LoKr": HubModel(tuned("LoKrConfig", CLASSIFIER, **QUERIES, r=2), tokens, squares, ONE),
     "VeRA": HubModel(tuned("VeraConfig", CLASSIFIER, **QUERIES, r=2), tokens, squares, ONE),
     "OFT": HubModel(tuned("OFTConfig", CLASSIFIER, **QUERIES, oft_block_size=4), tokens, squares, ONE),
+    "AdaptionPrompt": HubModel(
+        tuned("AdaptionPromptConfig", WRITER, task_type="CAUSAL_LM", adapter_layers=1, adapter_len=3),
+        *(tokens, words, ONE),
+    ),
     "IA3": HubModel(
         tuned(
             *("IA3Config", CLASSIFIER),

@@ -104,7 +104,7 @@ ROWS = (
 
 
 def told(statement: PrivacyStatement) -> str:
-    certified = "" if statement.certified else ", NOT certified"
+    certified = ", certified" if statement.certified else ", NOT certified"
     return f"{statement.steps} steps, epsilon {statement.epsilon:.3f}{certified}"
 
 

@@ -336,3 +336,17 @@ def test_the_layers_are_those_of_the_part_that_is_trained(tmp_path: Path) -> Non
     risk = {"0": 0.4, "2": 0.3}
     private, _ = fit(tmp_path, None, privacy(risk=risk), max_epochs=1)
     assert list(private.engine.layers.names) == ["0", "2"]
+
+
+class SkipsBatches(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        output = super().training_step(batch, batch_idx)
+        return None if self.trainer.global_step == 2 else output
+
+
+def test_a_training_step_without_a_loss_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    private, model = DPCallback(privacy()), SkipsBatches()
+    with pytest.raises(ValueError, match=r"training_step returned None.*Return a loss for every batch"):
+        trainer(tmp_path, private).fit(model, private.loader(loader()))
+    assert "training_step" not in vars(model)
+    assert stated(tmp_path)["steps"] == 2

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from lmdp.integrations import DPSentenceTransformerTrainer
-from lmdp.integrations.sentences import INSTEAD
+from lmdp.integrations.sentences import INSTEAD, REMEMBERING
 from tests.certified.case import EXAMPLES
 from tests.certified.hub import ATTENTION, COMMON
 from tests.certified.parts import WIDTH
@@ -107,6 +107,17 @@ def test_a_loss_in_which_examples_meet_is_refused_with_one_that_fits(folder: Pat
     with pytest.raises(ValueError, match=f"{name} compares the examples") as refused:
         DPSentenceTransformerTrainer(model=model, loss=loss, privacy=privacy(), **given)
     assert any(f"Use {fits}" in str(refused.value) for fits in BY_ROWS)
+
+
+@pytest.mark.parametrize("name", [*REMEMBERING, "Matryoshka2dLoss"])
+def test_a_loss_that_keeps_embeddings_is_refused_with_the_one_inside_it(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    model = encoder(folder)
+    around = getattr(losses, name)(model, losses.CosineSimilarityLoss(model), *([[8, 4]] if "Matr" in name else []))
+    given = {"args": arguments(tmp_path, SentenceTransformerTrainingArguments), "train_dataset": rows(2, SCORES)}
+    with pytest.raises(ValueError, match=f"{name} keeps embeddings.*CosineSimilarityLoss, by itself"):
+        DPSentenceTransformerTrainer(model=model, loss=around, privacy=privacy(), **given)
 
 
 def test_the_default_loss_and_one_inside_another_are_refused(tmp_path: Path, folder: Path) -> None:

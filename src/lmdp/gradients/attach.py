@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import threading
 import types
 import weakref
@@ -196,8 +197,9 @@ class Attachment:
         self._undo.append(lambda: REGISTRY.remove_watcher(reference()))
 
     def refuse_direct_use(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        names = [*parameters]
         for name, parameter in parameters.items():
-            self._undo.append(parameter.register_post_accumulate_grad_hook(_refusal(name)).remove)
+            self._undo.append(parameter.register_post_accumulate_grad_hook(_refusal(name, names)).remove)
 
     def replace(self, optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Put `method` in the place of an optimizer's own, and return the original one."""
@@ -325,14 +327,21 @@ def _multiplied(tensors: Any, gradients: Any, times: float) -> list[Tensor]:
     return [torch.full_like(loss, times) if g is None else g * times for loss, g in zip(losses, given)]
 
 
-def _refusal(name: str) -> Callable[[Tensor], None]:
+def _hosts_like(name: str, parameters: Iterable[str]) -> list[str]:
+    """What reads this parameter, perhaps: what its owner is in, or the owner; and the same in every other block."""
+    alike = [other for other in parameters if re.sub(r"\d+", "#", other) == re.sub(r"\d+", "#", name)]
+    owners = [other.rpartition(".")[0] for other in alike]
+    return sorted({owner.rpartition(".")[0] or owner for owner in owners})
+
+
+def _refusal(name: str, names: Iterable[str]) -> Callable[[Tensor], None]:
     def refuse(parameter: Tensor) -> None:
         parameter.grad = None
-        grandparent = name.rpartition(".")[0].rpartition(".")[0]
+        whole = _hosts_like(name, names)
         raise RuntimeError(
             f"parameter '{name}' was used outside the forward of the module that owns it (a penalty in the loss, or a "
             f"parent reading its child's weights). Its gradient would mix examples. Use the optimizer's weight_decay "
-            f"for a penalty; otherwise pass generic=['{grandparent}'] to make_private."
+            f"for a penalty; otherwise pass generic={whole} to make_private."
         )
 
     return refuse

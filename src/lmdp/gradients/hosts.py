@@ -111,7 +111,8 @@ def unfollowed(module: str, what: str, hosts: Mapping[str, str]) -> str:
 def _as_a_whole(module: str, hosts: Mapping[str, str]) -> str:
     named = {module.rpartition(".")[0], *hosts.values()} if module not in hosts else {*hosts.values()}
     whole = sorted(name for name in named if not any(_is_inside(name, other) for other in named))
-    return f"pass generic={whole} to make_private so that what encloses it is taken as a whole."
+    what = "the model" if whole == [""] else "what encloses it"
+    return f"pass generic={whole} to make_private so that {what} is taken as a whole."
 
 
 def _is_inside(name: str, other: str) -> bool:

@@ -6,6 +6,7 @@ L.Trainer(callbacks=[private], max_epochs=3).fit(model, private.loader(loader))
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -153,6 +154,7 @@ class DPCallback(L.Callback):  # type: ignore[misc]
         self._trainer = trainer
         self.account.output_dir = Path(self._output_dir or trainer.default_root_dir)
         object.__setattr__(pl_module, "log", self._gate(pl_module.log))
+        object.__setattr__(pl_module, "training_step", _with_a_loss(pl_module.training_step))
 
     def _refuse(self, trainer: Any) -> None:
         for refusal in (each for each in REFUSALS if each.applies(trainer, self.privacy)):
@@ -254,7 +256,25 @@ class DPCallback(L.Callback):  # type: ignore[misc]
 
     def _end(self, module: Any) -> None:
         self.account.close()
-        vars(module).pop("log", None)
+        for name in ("log", "training_step"):
+            vars(module).pop(name, None)
+
+
+def _with_a_loss(training_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The same; one that gives no loss is refused. Lightning would skip the batch: a step that nobody makes."""
+
+    @functools.wraps(training_step)
+    def step(*args: Any, **given: Any) -> Any:
+        output = training_step(*args, **given)
+        if (output.get("loss") if isinstance(output, Mapping) else output) is None:
+            raise ValueError(
+                "training_step returned None in the place of a loss: Lightning would skip the batch, and who is in it "
+                "would decide whether a step is made. Return a loss for every batch; of one without rows it may be "
+                "0 * output.sum()."
+            )
+        return output
+
+    return step
 
 
 def private_module(module: Any) -> Any:

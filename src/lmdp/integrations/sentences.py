@@ -46,6 +46,8 @@ INSTEAD = {
     "OnlineContrastiveLoss": PAIRED,
 }
 """Losses in which the examples of a batch meet → one that is a mean of terms of one example each."""
+REMEMBERING = ("MatryoshkaLoss", "AdaptiveLayerLoss")
+"""Losses around another one that use embeddings of one call of the model in the next."""
 
 
 class DPSentenceTransformerTrainer(PrivateTraining, SentenceTransformerTrainer):  # type: ignore[misc]
@@ -72,6 +74,7 @@ class DPSentenceTransformerTrainer(PrivateTraining, SentenceTransformerTrainer):
                 "example by example. Pass one dataset with one loss."
             )
         refuse_in_batch(self.loss)
+        refuse_remembering(self.loss)
 
     def private_module(self) -> nn.Module:
         """The model; the loss around it, where that is trained as well."""
@@ -131,3 +134,18 @@ def refuse_in_batch(loss: nn.Module) -> None:
                 f"{name} compares the examples of a batch with each other: one of them could then change what all "
                 f"others contribute, and no epsilon would hold. Use {INSTEAD[name]}."
             )
+
+
+def refuse_remembering(loss: nn.Module) -> None:
+    """Raise where a loss, or one inside it, would mix the embeddings of a batch with those of a look at it."""
+    remembering = [module for module in loss.modules() if _remembers(module)]
+    if remembering:
+        inner = next(type(m.loss).__name__ for m in remembering if not _remembers(m.loss))
+        raise ValueError(
+            f"{type(remembering[0]).__name__} keeps embeddings from one call of the model to the next, and looks at a "
+            f"batch call it in between, with other rows. Use the loss inside it, {inner}, by itself."
+        )
+
+
+def _remembers(loss: Any) -> bool:
+    return any(kind.__name__ in REMEMBERING for kind in type(loss).__mro__)
