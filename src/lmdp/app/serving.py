@@ -93,7 +93,11 @@ class Loaded:
 
 
 def load(path: str | Path) -> Loaded:
-    """The finished run in a folder, or what `lmdp export` made of one."""
+    """The finished run in a folder, or what `lmdp export` made of one.
+
+    A model of one's own (`module:factory`) is named in its model.json, and that code is imported and called: load such
+    folders only from whom you would run code of. No other file of a run holds or names code.
+    """
     folder = RunFolder(path)
     if not folder.finished:
         raise ValueError(f"{path} holds no finished run: it has no model.safetensors. Make one with lmdp train.")

@@ -110,7 +110,8 @@ class Company:
             self._judgement.violated("sampling", "the model was given other rows than the data loader handed out")
             raise RuntimeError(
                 "the model was given the same rows for different examples of the data loader: rows of a batch were "
-                "replaced. Train on what the loader hands out; the epsilon counts nothing else."
+                "replaced, or shuffled in the loop. Train on what the loader hands out, in its order: it is drawn at "
+                "random already, and the epsilon counts nothing else."
             )
         if self._met >= MEETINGS:
             self._judgement.violated("loss", "the same examples had other gradients in other company; refused")

@@ -113,9 +113,9 @@ class PrivateOptimizer:
         if seen is not None and seen != delivery.size and not delivery.empty:
             self._mark_lost()  # and without the numbers: the size of a batch is private
             raise RuntimeError(
-                "the model was run on another number of examples than the data loader handed out: rows of the batch "
-                "would be mistaken for examples. Pass whole examples to the model, batch first; for several views of "
-                "an example use lmdp.Views or unit=lmdp.Unit('example', views), or call the model once per view."
+                "the model was run on another number of examples than the data loader handed out. Pass whole examples "
+                "to the model, batch first; views of one example as lmdp.Views or unit=lmdp.Unit('example', views). A "
+                "wrapper that fetches the next batch before this one's step must go: the loader has num_workers."
             )
         return delivery
 
