@@ -210,7 +210,9 @@ def test_a_factory_that_goes_on_from_private_weights_states_the_composition(trai
     assert again["certified"] is True
     assert any("epsilon is that of all of them together" in item for item in again["account"])
     chain = spent_for(Path("second/model.safetensors"))
-    assert lineage.epsilon_of(chain, delta=again["delta"], accountant=again["accountant"]) == pytest.approx(again["epsilon"])
+    assert lineage.epsilon_of(chain, delta=again["delta"], accountant=again["accountant"]) == pytest.approx(
+        again["epsilon"]
+    )
     assert len(chain) == 2
     rows = [json.loads(line) for line in Path("second/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["epsilon"] == again["epsilon"]
