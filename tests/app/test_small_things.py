@@ -55,6 +55,24 @@ def test_a_missing_risk_profile_is_found_before_the_data(capsys: pytest.CaptureF
     assert "nowhere.json', which is not a file; lmdp risk makes one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("shadow", ["npz:nowhere.npz", "folder:nowhere", "jsonl:nowhere.jsonl"])
+def test_public_data_that_are_not_there_are_missed_before_the_private_are_read(
+    shadow: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_npz(Path("mine.npz"))
+    assert cli.main(["risk", "--model", "s-cnn", "--data", "npz:mine.npz", "--shadow", shadow, "--out", "r.json"]) == 2
+    said = capsys.readouterr().err
+    assert "is not there" in said
+    assert "data:" not in said
+
+
+def test_a_package_that_is_missing_is_missed_before_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beforehand.importlib.util, "find_spec", lambda name: None)
+    for kind, (package, extra) in beforehand.NEEDS.items():
+        with pytest.raises(ImportError, match=rf"{package}, which is missing: pip install 'lmdp\[{extra}\]'"):
+            beforehand.look_ahead(Config(shadow={"hf": "hf:name"}.get(kind, kind)))
+
+
 def test_a_reader_that_leaves_early_is_no_fault() -> None:
     command = [sys.executable, "-m", "lmdp", "doctor", "--quick", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -98,7 +116,8 @@ def test_a_run_of_old_with_relative_paths_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_configuration_names_only_data_that_were_used() -> None:
-    assert "shadow" not in Config(shadow="fashion-mnist", risk="elsewhere.json").to_dict()
+    elsewhere = Config(shadow="fashion-mnist", risk="elsewhere.json").to_dict()
+    assert not [key for key in elsewhere if key.startswith("shadow") or key == "protocol"]
     assert Config(weights="public").to_dict()["shadow"] == "digits"
     assert Config(weights="public", shadow="svhn", risk="r.json").to_dict()["shadow"] == "svhn"
     config, said = beforehand.without_unused_shadow(Config(shadow="svhn"), given=True)

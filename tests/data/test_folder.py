@@ -159,6 +159,30 @@ def test_an_unreadable_image_is_named(tmp_path: Path, data: bytes | None, reason
     assert str(tmp_path / "a" / "broken.png") in str(caught.value)
 
 
+def test_all_unreadable_images_are_named_at_once(tmp_path: Path) -> None:
+    spec = class_folders(tmp_path, {"a": 3}, 8, 8)
+    for number in range(8):
+        (tmp_path / "a" / f"broken{number}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"broken0.png cannot.*The same holds of .*broken1.png, .*, and 2 more"):
+        load(f"{spec}?channels=1")
+
+
+def test_folders_that_nobody_declared_are_told_and_a_name_written_otherwise_is_refused(tmp_path: Path) -> None:
+    spec = class_folders(tmp_path, {"cat": 4, "dog": 4, "cup": 4}, 8, 8)
+    said: list[str] = []
+    load(spec, classes=("cat", "dog", "eel"), say=said.append)
+    assert (
+        "note: folders that are not among the classes are left out: cup; declared classes without a folder: eel" in said
+    )
+    with pytest.raises(ValueError, match=r"class 'Cat' is declared, but .* calls it 'cat'; declare it so"):
+        load(spec, classes=("Cat", "dog"))
+    with pytest.raises(ValueError, match=r"none of the classes a, b is a folder of .*, which has cat, cup, dog"):
+        load(spec, classes=("a", "b"))
+    (tmp_path / "deeper").mkdir()
+    with pytest.raises(ValueError, match=r"write folder:.*"):
+        load(f"folder:{tmp_path.parent}", classes=("cat", "dog"))
+
+
 def test_sixteen_bit_images_are_not_silently_cut_to_eight(tmp_path: Path) -> None:
     save(tmp_path / "a" / "deep.png", random_images(5, 5).astype(np.uint16) * 200)
     with pytest.raises(ValueError, match=r"deep\.png .*8 bits per channel"):

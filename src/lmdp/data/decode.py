@@ -48,7 +48,10 @@ def decode(
     first = _pixels(pictures[0], size, channels, crop)
     pixels = torch.empty(len(pictures), *first.shape, dtype=torch.uint8)
     for index, picture in enumerate(pictures):
-        one = first if index == 0 else _pixels(picture, size, channels, crop)
+        try:
+            one = first if index == 0 else _pixels(picture, size, channels, crop)
+        except ValueError as error:
+            raise ValueError(f"{error}{_others(pictures[index + 1 :])}") from error
         if one.shape != first.shape:
             raise ValueError(
                 f"{picture.name} is {one.shape[2]}×{one.shape[1]} but {pictures[0].name} is "
@@ -58,6 +61,18 @@ def decode(
         if 10 * index // len(pictures) < 10 * (index + 1) // len(pictures) and len(pictures) >= 1000:
             say(f"{index + 1} of {len(pictures)} images decoded")
     return pixels
+
+
+def _others(pictures: Sequence[Picture]) -> str:
+    """Which of the rest cannot be opened either, so that all can be mended at once."""
+    broken = []
+    for picture in pictures:
+        try:
+            _is_grey(picture)
+        except ValueError:
+            broken.append(picture.name)
+    more = f", and {len(broken) - 5} more" if len(broken) > 5 else ""
+    return f" The same holds of {', '.join(broken[:5])}{more}." if broken else ""
 
 
 def _pixels(picture: Picture, size: int | None, channels: int, crop: bool) -> Tensor:

@@ -36,6 +36,8 @@ def read_folder(request: Request) -> Source:
     train_at, test_at = _parts(root)
     declared = _declared(root, request)
     listing = _listing(train_at, declared)
+    if declared and (told := _undeclared(train_at, declared)):
+        request.say(told)
     held_out = _listing(test_at, declared) if test_at else {}
     if skipped := _skipped(root):
         request.say(skipped)
@@ -102,7 +104,7 @@ def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
             f"{', …' if len(inner) > 3 else ''}). If these are the classes, write folder:{folders[0]}"
         )
     if not folders:
-        raise ValueError(f"{root} has no class folders; put the images of each class into a folder of its own")
+        raise ValueError(_no_class(root, declared))
     listing = {}
     for folder in folders:
         images = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
@@ -112,6 +114,32 @@ def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
                 f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it"
             )
     return listing
+
+
+def _no_class(root: Path, declared: Sequence[str]) -> str:
+    names = [folder.name for folder in _folders(root)]
+    if not names:
+        return f"{root} has no class folders; put the images of each class into a folder of its own"
+    deeper = [folder for folder in _folders(root) if set(declared) & {inner.name for inner in _folders(folder)}]
+    remedy = f"write folder:{deeper[0]}" if deeper else "declare them as the folders are called"
+    return f"none of the classes {', '.join(declared)} is a folder of {root}, which has {_few(names)}; {remedy}"
+
+
+def _undeclared(root: Path, declared: Sequence[str]) -> str:
+    """What is left out because nobody declared it; refused where a name was merely written otherwise."""
+    others = [folder.name for folder in _folders(root) if folder.name not in declared]
+    for name in declared:
+        same = [other for other in others if other.casefold() == name.casefold()]
+        if same and not (root / name).is_dir():
+            raise ValueError(f"class {name!r} is declared, but {root} calls it {same[0]!r}; declare it so")
+    empty = [name for name in declared if not (root / name).is_dir()]
+    said = [f"folders that are not among the classes are left out: {_few(others)}"] if others else []
+    said += [f"declared classes without a folder: {_few(empty)}"] if empty else []
+    return f"note: {'; '.join(said)}" if said else ""
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _nested(folder: Path) -> list[str]:

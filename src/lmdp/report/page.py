@@ -213,7 +213,8 @@ def _risk(profile: RiskProfile | None) -> str:
     shadow = profile.shadow
     count = "1 shadow model" if shadow.models == 1 else f"{shadow.models} shadow models"
     about = (
-        f"Estimated before training, on public data only: {count} on half of {shadow.examples} examples, "
+        f"Estimated before training, on public data only{shadow.of and f' ({shadow.of})'}: {count} on half of "
+        f"{shadow.examples} examples, "
         f"{shadow.epochs} epochs, train accuracy {shadow.train_accuracy:.3f}, test accuracy "
         f"{shadow.test_accuracy:.3f}. Protocol: {profile.protocol}."
     )

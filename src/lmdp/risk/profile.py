@@ -63,7 +63,7 @@ class LayerRisk(Leak):
 class ShadowSummary:
     """How the shadow models were trained, and how long training and attacking took.
 
-    `enough` is the share of its half after which a model was trained no further.
+    `enough` is the share of its half after which a model was trained no further; `of` names model and data, if known.
     """
 
     models: int
@@ -74,6 +74,7 @@ class ShadowSummary:
     train_seconds: Amount
     attack_seconds: Amount
     enough: Annotated[float, between(0, 2), MAY_BE_MISSING] = 0.99
+    of: Annotated[str, MAY_BE_MISSING] = ""
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,9 @@ class RiskProfile:
         s = self.shadow
         weighed = ", ".join(f"{name} {rate:.3f}" for name, rate in self.weight_rates.items())
         return (
-            f"{text}\nshadow: {s.models} model(s) on half of {s.examples} examples, train accuracy "
-            f"{s.train_accuracy:.3f}, test accuracy {s.test_accuracy:.3f}; training {s.train_seconds:.0f} s, attacks "
-            f"{s.attack_seconds:.0f} s\nerror rates that training weighs layers by: {weighed}\n{self.verdict}"
+            f"{text}\nshadow: {s.of and f'{s.of}, '}{s.models} model(s) on half of {s.examples} examples, train "
+            f"accuracy {s.train_accuracy:.3f}, test accuracy {s.test_accuracy:.3f}; training {s.train_seconds:.0f} s, "
+            f"attacks {s.attack_seconds:.0f} s\nerror rates that training weighs layers by: {weighed}\n{self.verdict}"
         )
 
 
