@@ -34,6 +34,11 @@ class WeightAverage:
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ValueError("the model has 0 trainable parameters; there is nothing to average")
+        if any(hasattr(p, "_local_tensor") for p in self._trained.values()):
+            raise ValueError(
+                "the model is under fully_shard: its average would be in parts, which nobody knows again as weights of "
+                "this training. Average the whole weights of checkpoints instead, or train without fully_shard."
+            )
         self._average = {name: _widened(p.detach()).clone() for name, p in self._trained.items()}
         self._training: Noted | None = None
 

@@ -8,11 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 LABEL = "not private: computed from private gradients without noise; publishing it voids the guarantee"
+
+
+class Unnoised(Protocol):
+    """The sums of clipped and of raw gradients of a batch, how many examples it had, and how many were left out."""
+
+    clipped: dict[str, Tensor]
+    raw: dict[str, Tensor]
+    examples: int
+    nonfinite: int
 
 
 @dataclass(frozen=True)
@@ -31,24 +40,22 @@ class StepRecord:
     def of(
         cls,
         norms: Tensor,
-        clipped: Mapping[str, Tensor],
-        raw: Mapping[str, Tensor],
+        sums: Unnoised,
         weights: Mapping[str, float],
         *,
         clip_norm: float,
         w: tuple[float, ...] | None,
-        examples: int,
-        nonfinite: int,
     ) -> StepRecord:
-        """From norms [B, L], the sums of clipped and of raw gradients, and the weight that each parameter's sum has."""
-        squared = sum(float((clipped[n] * weights[n] - raw[n]).double().square().sum()) for n in raw)
+        """From norms [B, L], sums of gradients, and the weight that each parameter's sum has."""
+        off = (sums.clipped[name] * weights[name] - raw for name, raw in sums.raw.items())
+        squared = sum(float(each.double().square().sum()) for each in off)
         return cls(
-            bias_norm=math.sqrt(squared) / max(1, examples),
+            bias_norm=math.sqrt(squared) / max(1, sums.examples),
             clip_fraction=float((norms.norm(dim=1) > clip_norm).double().mean()) if len(norms) else 0.0,
             weights=w,
             mean_norms=tuple(norms.mean(0).tolist()) if len(norms) else (),
-            examples=examples,
-            nonfinite_examples=nonfinite,
+            examples=sums.examples,
+            nonfinite_examples=sums.nonfinite,
         )
 
 

@@ -30,9 +30,7 @@ CONTAINERS = (list, dict, set, deque, OrderedDict)
 """Attributes of a module to which a forward pass may add."""
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict)
-
 NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
 
 GROUPINGS = MODULE, BLOCK = "module", "block"
 CUSTOM = "custom"
@@ -367,6 +365,8 @@ class _OrderTracer(torch.fx.Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> torch.fx.Graph:
         """Tracing runs the model's forward on symbols; whatever that assigns to a module is put back afterwards."""
         before = Attributes(root)
+        for module in root.modules():  # nobody's hooks are for symbols
+            module._forward_pre_hooks.clear(), module._forward_hooks.clear()
         try:
             return super().trace(root, concrete_args)
         finally:
@@ -377,13 +377,14 @@ class Attributes:
     """What the modules of a model hold, to be put back after a run that nobody is to notice.
 
     Of a list, dict, set or deque the contents too, and of a tensor that is not trained the values; not what an object
-    of another class holds.
+    of another class holds, nor which parameters a module has under `fully_shard`: they come and go as it runs.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, dict(vars(module))) for module in model.modules()]
         values = [value for _, attributes in self._modules for value in attributes.values()]
-        self._contents = [(value, copy.copy(value)) for value in values if type(value) in CONTAINERS]
+        sharded = {id(m._parameters) for m in model.modules() if "FSDPModule" in str(type(model).__mro__)}
+        self._contents = [(v, copy.copy(v)) for v in values if type(v) in CONTAINERS and id(v) not in sharded]
         tensors = [*model.buffers(), *(value for value in values if isinstance(value, Tensor))]
         self._tensors = [(t, t._version, t.detach().clone()) for t in tensors if not t.requires_grad]
 

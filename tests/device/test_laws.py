@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
+from lmdp.gradients.compiled.far import FarStream
 from lmdp.gradients.contract import Example
 from lmdp.guards import modules
 from lmdp.methods import METHODS
-from lmdp.private.keystream import FarStream
 from lmdp.private.noise import Entropy, Secure, Seeded
 from lmdp.risk.shadow import Schedule
 from tests.device.device import Crossings, counting

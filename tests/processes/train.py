@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
@@ -66,10 +69,16 @@ def train(
     state: dict[str, Any] | None = None,
     batch_size: int = BATCH,
     collate_fn: Any = None,
+    shard: bool = False,
     **more: Any,
 ) -> Trained:
-    """So many steps, as users write them. Every batch is stepped until there have been enough."""
+    """So many steps, as users write them. Every batch is stepped until there have been enough.
+
+    `shard`: under fully_shard.
+    """
     net = net or model(dtype)
+    if shard:
+        shard_blocks(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.5)
     engine = lmdp.PrivacyEngine(accountant="rdp")
     loader = DataLoader(data(dtype) if dataset is None else dataset, batch_size=batch_size, collate_fn=collate_fn)
@@ -77,8 +86,7 @@ def train(
         module=net, optimizer=optimizer, data_loader=loader, **settings(method, source, dtype, **more)
     )
     if state is not None:
-        net.load_state_dict(state["weights"])
-        optimizer.load_state_dict(state["optimizer"])
+        load(net, optimizer, state, shard=shard)
         engine.load_state_dict(state["engine"])
     parts = 0
     while engine.steps < steps:
@@ -91,9 +99,34 @@ def train(
                 break
     statement = engine.privacy_statement(DELTA).to_dict()
     kept = {"weights": net.state_dict(), "optimizer": optimizer.state_dict(), "engine": engine.state_dict()}
-    weights = {name: p.detach().clone() for name, p in net.named_parameters()}
+    kept = pytree.tree_map_only(DTensor, DTensor.full_tensor, kept)
+    weights = {name: p.detach().clone() for name, p in whole(net).items()}
     engine.detach()
     return Trained(weights, statement, parts, engine.steps, kept)
+
+
+def shard_blocks(net: nn.Module) -> nn.Module:
+    """Under fully_shard, as its documentation says: first what is inside, each with parameters of its own, then all."""
+    for child in net.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child)
+    return fully_shard(net)
+
+
+def whole(net: nn.Module) -> dict[str, Tensor]:
+    named = net.named_parameters()
+    return {name: p.full_tensor() if isinstance(p, DTensor) else p.detach() for name, p in named}
+
+
+def load(net: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], *, shard: bool) -> None:
+    """What `train` has kept, whole, for any number of processes."""
+    mesh = next(net.parameters()).device_mesh if shard else None
+
+    def part(tensor: Tensor) -> Tensor:
+        return distribute_tensor(tensor, mesh, [Shard(0)]) if shard and tensor.dim() else tensor.clone()
+
+    net.load_state_dict(pytree.tree_map_only(Tensor, part, state["weights"]))
+    optimizer.load_state_dict(pytree.tree_map_only(Tensor, part, state["optimizer"]))
 
 
 def work(args: tuple[Any, ...], options: dict[str, Any]) -> Trained:

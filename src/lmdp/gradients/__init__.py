@@ -13,6 +13,7 @@ Read in this order:
     leading    whose rows are the examples: found out, not guessed
     hosts      what to take as a whole where rows are not examples
     shared     tensors that are the same for every example, such as a table of positions
+    shards     modules that have their parameters whole only while they run
     plan       which rule a module gets, and why
     linear     linear layers
     transposed linear layers with their weight the other way round

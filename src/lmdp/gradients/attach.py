@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_hooks
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lmdp.gradients.shards import is_unsharding
+
 Undo = Callable[[], None]
 
 
@@ -121,9 +123,9 @@ class Registry:
                 self._backward = torch.autograd.backward
                 self._set_backward(self._watched(self._backward))
                 self._counted = [
-                    _wrapped(Tensor, "register_hook", lambda *_: self._count_hook()),
+                    _wrapped(Tensor, "register_hook", lambda _, hook=None: self._count_hook(hook)),
                     _wrapped(torch, "manual_seed", lambda *_: self._count_seed()),
-                    _wrapped(ReduceLROnPlateau, "step", lambda scheduler: self.plateaus.add(scheduler.optimizer)),
+                    _wrapped(ReduceLROnPlateau, "step", lambda scheduler, *_: self.plateaus.add(scheduler.optimizer)),
                 ]
 
     def remove_watcher(self, watcher: Watcher | None) -> None:
@@ -140,8 +142,8 @@ class Registry:
     def _set_backward(self, function: Any) -> None:
         torch.autograd.backward = function
 
-    def _count_hook(self) -> None:
-        self.tensor_hooks += 1
+    def _count_hook(self, hook: Any) -> None:
+        self.tensor_hooks += not is_unsharding(hook)
 
     def _count_seed(self) -> None:
         self.seeds += 1
@@ -348,13 +350,13 @@ def _refusal(name: str, names: Iterable[str]) -> Callable[[Tensor], None]:
 
 
 def _wrapped(kind: Any, name: str, note: Callable[..., None]) -> Undo:
-    """Call `note`, with the first argument, before every call of a method or function. What it returns puts the
+    """Call `note`, with what it was given by place, before every call of a method or function. What it returns puts the
     original back, unless others wrapped it too."""
     original = getattr(kind, name)
 
     @functools.wraps(original)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        note(*args[:1])
+        note(*args)
         return original(*args, **kwargs)
 
     setattr(kind, name, noted)

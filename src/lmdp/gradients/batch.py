@@ -250,11 +250,11 @@ class PerExampleGradients:
 
     def weighted_sums(self, scales: Sequence[Tensor], layers: LayerMap) -> list[dict[str, Tensor]]:
         """For each of the `scales` [B, L] and every parameter: the sum of scale[i, its layer] times the gradient."""
-        return _gathered(len(scales), self.each_sum(scales, layers))
+        return gathered(len(scales), self.each_sum(scales, layers))
 
     def last_sums(self, scales: Sequence[Tensor], layers: LayerMap) -> list[dict[str, Tensor]]:
         """The same, once and for all: a piece is let go as soon as it is added up, and makes room for the sums."""
-        return _gathered(len(scales), self.each_sum(scales, layers, last=True))
+        return gathered(len(scales), self.each_sum(scales, layers, last=True))
 
     def each_sum(
         self, scales: Sequence[Tensor], layers: LayerMap, *, last: bool = False
@@ -273,7 +273,7 @@ def _piece_sums(named: NamedPiece, by_layer: Sequence[Tensor], layers: LayerMap)
     return [(full, [of_scale[name] for of_scale in sums]) for name, full in named.names.items() if name in sums[0]]
 
 
-def _gathered(count: int, sums: Iterable[tuple[str, list[Tensor]]]) -> list[dict[str, Tensor]]:
+def gathered(count: int, sums: Iterable[tuple[str, list[Tensor]]]) -> list[dict[str, Tensor]]:
     """One for each of so many scales."""
     gathered: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for name, values in sums:

@@ -32,6 +32,7 @@ from lmdp.gradients.plan import Choices, Plan, owners_of
 from lmdp.gradients.precision import full_precision
 from lmdp.gradients.randomness import PutBack, remember_torch
 from lmdp.gradients.repeated import targets_of
+from lmdp.gradients.shards import live
 from lmdp.gradients.shared import Base, Shared, plain_value
 from lmdp.layers import LayerMap
 
@@ -209,12 +210,14 @@ class Capture:
                 )
             self._pass.muted[parameter] += 1
             parameter.requires_grad_(False)
+            live(owner.module, name, parameter).requires_grad_(False)
 
     def _unmute(self, owner: Owner) -> None:
-        for parameter in owner.parameters.values():
+        for name, parameter in owner.parameters.items():
             self._pass.muted[parameter] -= 1
             if self._pass.muted[parameter] == 0:
                 parameter.requires_grad_(True)
+                live(owner.module, name, parameter).requires_grad_(True)
 
     def _handing_over(self, owner: Owner, args: Any, kwargs: Any, output: Any, as_before: PutBack | None) -> Any:
         """The same output, made to report its gradient."""

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from lmdp.gradients.contract import Owner, float_tensors
 from lmdp.gradients.leading import ROWS, Shape, kind_of, other_rows, undisturbed
+from lmdp.gradients.shards import keep_unsharding
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _calls(model: nn.Module, args: Any, kwargs: Any) -> Calls:
         return hook
 
     for name, module in model.named_modules():
-        module._forward_hooks.clear()
+        keep_unsharding(module)
         module.register_forward_hook(note(name), with_kwargs=True)
     with torch.enable_grad():
         model.forward(*args, **kwargs)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lmdp.gradients.randomness import PutBack, remember
+from lmdp.gradients.shards import keep_unsharding
 from lmdp.layers import Attributes
 
 ROWS, SHARED, ASTRAY = "rows", "shared", "astray"
@@ -218,8 +219,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     before = AsItWas(model)
     for module in model.modules():
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
+        keep_unsharding(module)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -4,7 +4,8 @@
     the rest    frozen parameters, buffers and extra state: nothing may change them at all
 
 A change of one of these would publish private data without noise, or data that no account knows of. Between steps,
-tensors are compared by their bits, large ones by a sum of them; a statement compares digests. All this begins when the
+tensors are compared by their bits, large ones by a sum of them; a statement compares digests. Of a sharded parameter
+each process compares what it holds. All this begins when the
 first private batch is handed out: what comes before is set up, not trained.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,18 @@ from lmdp.guards.verdicts import HOLDS, Judgement, Verdict
 COLUMNS = 1021
 SMALL = 2**13
 """Numbers of tensors that are compared one by one."""
+
+
+T = TypeVar("T")
+
+
+def local(tensor: T) -> T:
+    """What this process holds of a tensor: the tensor itself, unless it is sharded."""
+    return cast(T, getattr(tensor, "_local_tensor", tensor))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "_local_tensor")
 
 
 def unnoised(module: nn.Module, noised: Mapping[str, Tensor] | None = None) -> dict[str, str]:
@@ -42,9 +55,11 @@ def unnoised(module: nn.Module, noised: Mapping[str, Tensor] | None = None) -> d
 
 def extra_state(module: nn.Module) -> dict[str, str]:
     """Name → fingerprint, of what is saved besides parameters and buffers as they are."""
-    ours = {t.data_ptr() for t in (*module.parameters(), *module.buffers()) if t.numel()}
+    held = [local(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    ours = {t.data_ptr() for t in held if t.numel()}
 
     def is_ours(value: Any) -> bool:
+        value = local(value)
         return isinstance(value, Tensor) and (not value.numel() or value.data_ptr() in ours)
 
     return {name: _digest(value) for name, value in module.state_dict().items() if not is_ours(value)}
@@ -61,6 +76,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _digest(value: Any) -> str:
+    value = local(value)
     if not isinstance(value, Tensor):
         return hashlib.blake2b(pickle.dumps(value), digest_size=16).hexdigest()
     if not value.numel() or value.is_meta:
@@ -73,7 +89,7 @@ class Glance:
     """The bits of some tensors at one moment, cheap enough for every step."""
 
     def __init__(self, tensors: Iterable[Tensor | None]) -> None:
-        present = [t.detach() for t in tensors if t is not None]
+        present = [local(t).detach() for t in tensors if t is not None]
         small = [t for t in present if t.numel() <= SMALL]
         kinds = dict.fromkeys((t.dtype, t.device) for t in small)
         self._bits = [torch.cat([t.reshape(-1) for t in small if (t.dtype, t.device) == kind]) for kind in kinds]

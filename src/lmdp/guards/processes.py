@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lmdp.gradients.attach import REGISTRY
+from lmdp.guards.content import is_sharded, local
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 
-WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
 UNWRAPPED = (
     "Pass the model itself to make_private and to the optimizer, without a wrapper: the private step adds up over all "
     "processes of torch.distributed."
@@ -30,6 +31,7 @@ class Processes:
     ) -> None:
         """Refuses what is trained neither by this process alone nor by the group as a whole."""
         self._parameters, self._judgement, self._size = list(parameters), judgement, size
+        self._sharded = any(map(is_sharded, self._parameters))
         self._process, self._world = REGISTRY.process, _ranks()
         wrapped = [name for name, m in model.named_modules() if _is_wrapper(m)]
         if wrapped:
@@ -43,8 +45,6 @@ class Processes:
                 f"torch.distributed has {self._world} processes, and group is this one alone: each would state its own "
                 "epsilon, and together they spend more. Leave group out: make_private then adds up over all of them."
             )
-        if any(_is_sharded(p) for p in self._parameters):
-            raise ValueError(f"the model's parameters are sharded over processes. {UNWRAPPED}")
 
     def check(self) -> None:
         """Before a release."""
@@ -59,7 +59,7 @@ class Processes:
 
     def verdict(self) -> Verdict:
         self._notice()
-        if any(p.is_shared() for p in self._parameters if p.device.type == "cpu"):
+        if any(local(p).is_shared() for p in self._parameters if p.device.type == "cpu"):
             return Verdict(
                 NOT_ESTABLISHED,
                 "the parameters are in shared memory, where other processes may train them (share_memory, spawn); give "
@@ -72,10 +72,14 @@ class Processes:
                 "release of the same data is not counted here",
             )
         if self._size > 1:
+            held = (
+                "each holds a part of every parameter"
+                if self._sharded
+                else "in every step they had the same parameters"
+            )
             return Verdict(
                 HOLDS,
-                f"{self._size} processes added up their sums before noise was added, once; in every step they had the "
-                "same parameters",
+                f"{self._size} processes added up their sums before noise was added, once; {held}",
             )
         return Verdict(HOLDS, "no group of processes, no wrapper and no shared memory was seen in any step")
 
@@ -108,7 +112,3 @@ def _ranks() -> int:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
     return int(distributed.get_world_size())
-
-
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    return any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__)

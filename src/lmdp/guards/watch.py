@@ -15,7 +15,7 @@ from torch.utils.data import default_collate, default_convert
 
 from lmdp.gradients import Capture, PerExampleGradients, randomness
 from lmdp.gradients.attach import REGISTRY
-from lmdp.guards.content import Content, Glance
+from lmdp.guards.content import Content, Glance, local
 from lmdp.guards.delivery import Delivery
 from lmdp.guards.handed import Read
 from lmdp.guards.independence import Independence
@@ -36,7 +36,8 @@ class Watch:
     """Of one model, in one of so many `processes` that train it together. `independence` is None where looking for
     examples that meet was switched off.
 
-    `at_begin` is called once, before the first private batch is seen.
+    `at_begin` is called once, before the first private batch is seen; `at_rest` whenever the model does not run, before
+    it is looked at.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Watch:
         self._stepped, self._inherited_rows = False, ("", "")
         self._kept: list[tuple[int, int]] | None = None
         self.at_begin: Callable[[], object] = lambda: None
+        self.at_rest: Callable[[], object] = lambda: None
         self._processes = Processes(capture.model, capture.parameters.values(), judgement, processes)
         self.content = Content(capture.model, capture.parameters, judgement, capture.fetching)
         if independence is not None:
@@ -54,6 +56,7 @@ class Watch:
 
     def hand_out(self, batch: Any, delivery: Delivery, rows: Tensor | None) -> None:
         """The loader hands out a batch of these examples; None in a look."""
+        self.at_rest()
         self._begin()
         if self.independence is not None:
             self.independence.hand_out(batch, delivery, rows)
@@ -80,6 +83,7 @@ class Watch:
 
     def check(self) -> None:
         """Before a batch is absorbed: raises, or notes what it sees."""
+        self.at_rest()
         self._processes.check()
         self.content.check()
         self._begin()
@@ -150,6 +154,7 @@ class Watch:
 
     def verdicts(self) -> dict[str, Verdict]:
         """Of the assumptions that guards look at; `sampling` says whether batches were stepped as handed out."""
+        self.at_rest()
         looked = dict.fromkeys(("model", "loss", "sampling"), OFF)
         if self.independence is not None:
             looked = self.independence.verdicts()
@@ -172,4 +177,4 @@ class Watch:
 def _versions(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
     """Which tensors an optimizer keeps, and how often each was written."""
     kept = (value for state in optimizer.state.values() for value in state.values())
-    return [(id(value), value._version) for value in kept if isinstance(value, Tensor)]
+    return [(id(value), local(value)._version) for value in kept if isinstance(value, Tensor)]

@@ -49,12 +49,22 @@ class Noted:
         weakref.finalize(training, self._forgotten).atexit = False
 
     def _forgotten(self) -> None:
-        """Called at any moment, also inside transforms of torch in which no number can be read: then it is put off."""
+        """Called at any moment, also inside transforms of torch in which no number can be read: then it is put off.
+
+        Parameters that take all processes to be read are not: nobody knows what the others do at this moment.
+        """
         self._over = True
+        if self.takes_all:
+            return
         try:
             self.record(certified=False)
         except Exception:
             _FORGOTTEN.append(self)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether all processes must take part where its parameters are read."""
+        return bool(getattr(self.parameters, "gathers", False))
 
     @property
     def is_due(self) -> bool:
@@ -81,7 +91,8 @@ class Noted:
 def noted_of(parameters: Iterable[Tensor]) -> Noted | None:
     """The latest training of any of these, if there is one."""
     sought = {id(tensor) for tensor in parameters}
-    trainings = [noted for noted in _ALL if any(id(tensor) in sought for tensor in noted.parameters.values())]
+    readable = [noted for noted in _ALL if not noted.takes_all]
+    trainings = [noted for noted in readable if any(id(tensor) in sought for tensor in noted.parameters.values())]
     return max(trainings, key=lambda noted: noted.ledger.steps, default=None)
 
 

@@ -31,7 +31,7 @@ from lmdp.private.run import Run
 from lmdp.private.sampling import PoissonLoader, poisson_loader
 from lmdp.private.step import Observer, PrivateStep, StepOptions
 from lmdp.private.weights import LayerWeights, refutation, source_for
-from lmdp.processes import Population, agree, on_all, steps_per_pass
+from lmdp.processes import Population, agree, held_by, on_all, steps_per_pass
 from lmdp.rescaling import Rescaling
 from lmdp.statement import PrivacyStatement
 from lmdp.units import Unit
@@ -150,10 +150,10 @@ class PrivacyEngine:
                 weights, clipping.method, rates, emphasis, probe, public_every, weight_budget, capture.device
             )
             mechanism = self._mechanism(clipping, source, float(noise_multiplier), population)
-            self.diagnostics = Diagnostics() if diagnostics else None
+            kept = self.diagnostics = Diagnostics() if diagnostics else None
             watch = Watch(capture, judgement, independence, group.size)
             rescaling = Rescaling.of(clipping.method, weights, max_grad_norm, unit_clip=unit_clip, unit_gain=unit_gain)
-            options = StepOptions(mean_loss, allow_unused, self.diagnostics, observer, rescaling, group)
+            options = StepOptions(held_by(capture, group, kept), mean_loss, allow_unused, kept, observer, rescaling)
             agree(capture, optimizer, group, mechanism, rates=rates, emphasis=emphasis, every=public_every, seed=seed)
             step, ledger = PrivateStep(capture, clipping, source, randomness, mechanism, options), Ledger(mechanism)
             private = PrivateOptimizer(optimizer, step, ledger, log, watch)
@@ -252,6 +252,7 @@ class PrivacyEngine:
         run.capture.detach()
         run.watch.content.leave()
         run.record()
+        run.held.leave()
 
     @property
     def observer(self) -> Observer:

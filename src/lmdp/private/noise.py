@@ -37,10 +37,12 @@ from torch import Tensor
 
 from lmdp.accounting import Grid
 from lmdp.gradients.attach import REGISTRY
-from lmdp.gradients.compiled.far import OnDevice
+from lmdp.gradients.compiled import parts
+from lmdp.gradients.compiled.far import FarStream, OnDevice
+from lmdp.gradients.compiled.parts import Part
 from lmdp.gradients.compiled.rounds import Rounded
 from lmdp.gradients.rows import joined
-from lmdp.private.keystream import KEY_BYTES, FarStream, KeyStream, fresh_key
+from lmdp.private.keystream import KEY_BYTES, KeyStream, fresh_key
 
 PROMISE = (
     "sum and noise are added as real numbers and rounded once, to a public grid that does not depend on data: "
@@ -55,7 +57,8 @@ _SAMPLING, _NOISE, _SEEDS = 0, 1, 2
 class Noised:
     """Sums that get noise: times their weights [n], on a grid, divided by `size`; of types and devices of `like`.
 
-    The sums are given away: each is freed as soon as its result is there.
+    The sums are given away: each is freed as soon as its result is there. `parts`: which numbers these are, where other
+    processes have the rest of each sum: together they get the noise that the whole would get.
     """
 
     like: Sequence[Tensor]
@@ -63,6 +66,7 @@ class Noised:
     weights: Tensor
     grid: Grid
     size: float = 1.0
+    parts: Sequence[Part] = ()
 
     def on(self, device: torch.device) -> Rounded:
         """Those on one device, in steps of the grid."""
@@ -96,6 +100,8 @@ class GaussianNoise:
                 if each.grid.std == 0:
                     scales = (each.weights / each.size).to(device)
                     results[-1] |= {i: [s * scales[i]] for i, s in enumerate(each.sums) if s.device == device}
+                elif each.parts:
+                    results[-1] |= parts.on_host(each.on(device), each.parts, self._stream)
                 elif device.type == "cpu":
                     results[-1] |= each.on(device).on_host(self._stream)
                 else:

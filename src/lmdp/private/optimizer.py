@@ -40,7 +40,7 @@ class PrivateOptimizer:
         self._original_zero_grad(*args, **kwargs)
 
     def _private_step(self, closure: Any = None) -> Any:
-        with self._step.options.group.reaching_all():
+        with self._step.options.held.group.reaching_all():
             return self._checked_step(closure)
 
     def _checked_step(self, closure: Any) -> Any:
@@ -78,9 +78,9 @@ class PrivateOptimizer:
 
     def _meet(self, delivery: Delivery | None) -> None:
         """All processes are about to release the same step, or none does."""
-        group, draw = self._step.options.group, -1 if delivery is None else delivery.number
+        held, draw = self._step.options.held, -1 if delivery is None else delivery.number
         try:
-            group.meet(self._ledger.steps + 1, draw, self._watch.content.digest if group.several else 0)
+            held.group.meet(self._ledger.steps + 1, draw, held.compared(self._watch.content, self.optimizer))
         except Parted:
             self._mark_lost()
             raise

@@ -36,9 +36,11 @@ class Run:
     allow_large_delta: bool
 
     def __post_init__(self) -> None:
-        self._noted, self._continues = Noted(self.ledger, self.capture.parameters, self.lineage is None), ""
+        self.held, self._continues = self.step.options.held, ""
+        self._noted = Noted(self.ledger, self.held.trained(), self.lineage is None)
         self._noted.follow(self)
         self.watch.at_begin = self._begin
+        self.watch.at_rest = self.held.settle if self.held.sharded else self.watch.at_rest
         if self.population.doubt:
             self.watch.judgement.doubted("sampling", self.population.doubt)
         earlier = sum(ledger.steps for ledger in REGISTRY.notes.setdefault(self.capture.model, []))
@@ -58,9 +60,8 @@ class Run:
         """What the weights have cost that training begins with."""
         if self.lineage is None:
             note_all_but(self)
-            model, name = self.capture.model, self.population.group.name  # one training, whoever notes it
-            held = dict([*model.named_parameters(), *model.named_buffers()])
-            self.lineage = Lineage(held, run=name, unit=self.mechanism.unit)
+            name = self.held.group.name  # one training, whoever notes it
+            self.lineage = Lineage(self.held.everything(), run=name, unit=self.mechanism.unit)
         self._noted.lineage = self.lineage
         return self.lineage
 
@@ -68,7 +69,7 @@ class Run:
         """Whatever was asked before the first step, what counts is what it begins with."""
         if self.ledger.steps:
             self.look_for_later_steps()
-            if self._continues not in ("", digest_of(self.capture.parameters)):
+            if self._continues not in ("", digest_of(self.held.trained())):
                 self.watch.judgement.doubted("account", OTHER_WEIGHTS)
             return
         if self._noted.records:
@@ -79,7 +80,7 @@ class Run:
 
     def look_for_later_steps(self) -> None:
         """Weights that this run released after more steps than its state knows of."""
-        steps = self.open_lineage().steps_of(self.capture.parameters)
+        steps = self.open_lineage().steps_of(self.held.trained())
         if steps > self.ledger.steps:
             self.watch.judgement.violated(
                 "account",
@@ -145,7 +146,7 @@ class Run:
             "said": said_by_all(group, self.watch.judgement),
             "open": open_in_any(group, self.watch.open_state()),
             **self.open_lineage().state(),
-            "parameters": digest_of(self.capture.parameters),
+            "parameters": digest_of(self.held.trained()),
         }
 
     def go_on(self, state: Mapping[str, Any]) -> None:
@@ -175,7 +176,7 @@ class Run:
                 "account": self._account(),
             }
         )
-        digest = digest_of(self.capture.parameters) if group.several else ""
+        digest = digest_of(self.held.trained()) if group.several and not self.held.sharded else ""
         return everywhere(group, self.watch.judgement, here, digest)
 
     def _account(self) -> Verdict:

@@ -15,7 +15,8 @@ Assumes bounded contributions (`clipping.py`), weights fixed before the batch wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,12 +24,13 @@ from torch import Tensor
 from lmdp.accounting import Mechanism
 from lmdp.diagnostics import Diagnostics, StepRecord
 from lmdp.gradients import Capture, PerExampleGradients
+from lmdp.gradients.batch import gathered
 from lmdp.gradients.precision import full_precision
 from lmdp.gradients.rows import dot_product
 from lmdp.private.clipping import Clipping, usable
 from lmdp.private.noise import Noised, Randomness
 from lmdp.private.weights import BatchView, LayerWeights, shares
-from lmdp.processes import Group, Sums
+from lmdp.processes import Held, Sums
 from lmdp.rescaling import Rescaling
 
 
@@ -58,14 +60,14 @@ class Observer:
 class StepOptions:
     """mean_loss: whether the loss divides by the number of examples, which is undone. allow_unused: whether parameters
     that a pass does not reach count as zero. diagnostics: where un-noised numbers go, if anywhere. rescaling: of what
-    was released. group: the processes whose sums are added up."""
+    was released. held: what this process holds of the parameters, and the processes whose sums are added up."""
 
+    held: Held
     mean_loss: bool = True
     allow_unused: bool = False
     diagnostics: Diagnostics | None = None
     observer: Observer = Observer()  # noqa: RUF009  (it has no state)
     rescaling: Rescaling = Rescaling()  # noqa: RUF009  (frozen)
-    group: Group = field(default_factory=Group)
 
 
 class PrivateStep:
@@ -105,9 +107,8 @@ class PrivateStep:
                 )
             measured, scales = measure(gradients, self.capture, mean_loss=self.options.mean_loss).scaled(self.clipping)
             wanted = [scales, torch.ones_like(scales)] if self._keep_raw else [scales]
-            for total, more in zip((self._sums.clipped, self._sums.raw), measured.sums(*wanted)):
-                for name, value in more.items():
-                    total[name] = total[name].add_(value) if name in total else value
+            reached = [name for name in self.capture.parameters if name not in gradients.unreached]
+            self.options.held.take_in((self._sums.clipped, self._sums.raw), measured.each(*wanted), reached)
             if self._keep_norms:
                 self._sums.norms.append(measured.norms)
             self._sums.shares += shares(measured.norms).sum(0)
@@ -116,6 +117,7 @@ class PrivateStep:
 
     def forget(self) -> None:
         """Drop the parts of a batch that was never completed. Nothing of them has been released."""
+        self.options.held.forget()
         self._sums = self._fresh()
 
     def release(self, number: int) -> None:
@@ -124,24 +126,25 @@ class PrivateStep:
         Sum (over all processes, if there are several), noise, round to the public grid, then divide.
         """
         with full_precision(self.capture.device):
-            sums, self._sums, parameters = self._sums, self._fresh(), self.capture.parameters
-            sums = sums.over(self.options.group, parameters, raw=self._keep_raw, norms=self._keep_norms)
-            mechanism = self.mechanism
+            sums, self._sums, held = self._sums, self._fresh(), self.options.held
+            sums = sums.over(held, raw=self._keep_raw, norms=self._keep_norms)
+            mechanism, local = self.mechanism, held.local()
             w = self.source.weights(lambda: self._view(sums))  # [L]
             clipped = dict(sums.clipped) if self.options.diagnostics is not None else sums.clipped
             gradient = Noised(
-                list(parameters.values()),
-                [clipped.pop(name) if name in clipped else torch.zeros_like(p) for name, p in parameters.items()],
+                list(local.values()),
+                [clipped.pop(name) if name in clipped else torch.zeros_like(p) for name, p in local.items()],
                 w[self._layer_of],
                 mechanism.gradient_grid,
                 mechanism.expected_batch_size,
+                held.parts,
             )
             statistic = Noised([sums.shares], [sums.shares], torch.ones_like(w[:1]), mechanism.statistic_grid)
             noised = [gradient, statistic] if mechanism.statistic_share else [gradient]
             released, *statistics = self.randomness.noise(number).added(*noised)
             rescaled = self.options.rescaling.applied(released, w, self._layer_of)  # post-processing
-            for parameter, value in zip(parameters.values(), rescaled):
-                parameter.grad = value
+            for parameter, value in zip(self.capture.parameters.values(), rescaled):
+                parameter.grad = held.gradient(parameter, value)
             for (noisy_sum,) in statistics:
                 self.source.observe(self.options.observer.statistic(noisy_sum))
             if self.options.diagnostics is not None:
@@ -155,20 +158,14 @@ class PrivateStep:
         return torch.cat(sums.norms) if sums.norms else sums.shares.new_zeros(0, len(sums.shares))
 
     def _view(self, sums: Sums) -> BatchView:
-        raw = sums.raw if self.source.reads_sums else None
-        return batch_view(self._norms(sums), self.clipping.clip_norm, sums.clipped, raw, sums.examples, self.capture)
+        raw, joined = sums.raw if self.source.reads_sums else None, self.options.held.joined
+        norms, clip_norm = self._norms(sums), self.clipping.clip_norm
+        return batch_view(norms, clip_norm, sums.clipped, raw, sums.examples, self.capture, joined)
 
     def _record(self, sums: Sums, w: Tensor) -> StepRecord:
-        return StepRecord.of(
-            self._norms(sums),
-            sums.clipped,
-            sums.raw,
-            {name: float(w[at]) for name, at in self.capture.layers.index.items()},
-            clip_norm=self.clipping.clip_norm,
-            w=tuple(w.tolist()) if self.clipping.method.reweighted else None,
-            examples=sums.examples,
-            nonfinite=sums.nonfinite,
-        )
+        weights = {name: float(w[at]) for name, at in self.capture.layers.index.items()}
+        applied = tuple(w.tolist()) if self.clipping.method.reweighted else None
+        return StepRecord.of(self._norms(sums), sums, weights, clip_norm=self.clipping.clip_norm, w=applied)
 
 
 @dataclass(frozen=True)
@@ -198,11 +195,16 @@ class Measured:
 
     def sums(self, *scales: Tensor) -> list[dict[str, Tensor]]:
         """One for each of the `scales` [B, L]. Then the gradients are gone."""
+        return gathered(len(scales), self.each(*scales))
+
+    def each(self, *scales: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
+        """The same, one parameter after the other."""
         if self.gradients.batch_size == 0:
-            return [{} for _ in scales]
+            return iter(())
         dtypes = {p.dtype for p in self.capture.parameters.values()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float64  # of all at once, not in every layer
-        return self.gradients.last_sums([(each * self.factor).to(dtype) for each in scales], self.capture.layers)
+        scaled = [(each * self.factor).to(dtype) for each in scales]
+        return self.gradients.each_sum(scaled, self.capture.layers, last=True)
 
 
 def measure(gradients: PerExampleGradients, capture: Capture, *, mean_loss: bool) -> Measured:
@@ -219,6 +221,7 @@ def batch_view(
     raw: dict[str, Tensor] | None,
     examples: int,
     capture: Capture,
+    joined: Callable[[Tensor], Tensor] = lambda of_parts: of_parts,
 ) -> BatchView:
     """Norms, and per layer |u|² and u · mean gradient where raw sums were kept (0 for an empty batch)."""
     if raw is None:
@@ -228,4 +231,4 @@ def batch_view(
         at = capture.layers.index[name]
         squared[at] += dot_product(u, u).to(squared.device) / examples**2
         dot[at] += dot_product(u, raw[name]).to(dot.device) / examples**2
-    return BatchView(norms, clip_norm, squared, dot)
+    return BatchView(norms, clip_norm, *joined(torch.stack([squared, dot])))

@@ -13,6 +13,7 @@ import torch
 
 from lmdp.accounting import Mechanism
 from lmdp.gradients import Capture
+from lmdp.guards.content import is_sharded
 from lmdp.processes.group import Group
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -37,6 +38,7 @@ def agree(
     capture: Capture, optimizer: torch.optim.Optimizer, group: Group, mechanism: Mechanism, **settings: Any
 ) -> None:
     """Refuse to begin where processes differ in what they are going to do. All then begin with the first one's model.
+    (Of one under fully_shard each has its part already.)
 
     Settings are compared by what they print.
     """
@@ -48,12 +50,14 @@ def agree(
         "lmdp": source_digest(),
         "torch": torch.__version__,
         "parameters": _short(shapes),
+        "fully_shard": any(map(is_sharded, capture.parameters.values())),
         "optimizer": f"{type(optimizer).__name__} {_short(rates)}",
         **{f.name: str(getattr(mechanism, f.name)) for f in fields(mechanism)},
         **{name: str(value) for name, value in settings.items()},
     }
     group.agreed(facts)
-    group.broadcast([*capture.model.parameters(), *capture.model.buffers()])
+    held = (*capture.model.parameters(), *capture.model.buffers())
+    group.broadcast([tensor for tensor in held if not is_sharded(tensor)])
 
 
 @functools.cache

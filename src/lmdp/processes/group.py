@@ -2,6 +2,7 @@
 
     meet       before every release: all are at the same step of the same model, or all stop
     added      sums over the processes, in flat buckets
+    turn       before what takes all processes and only some of them need (`shards.py`): the others take part
     gathered   what each of them has to say; `same`: what the first one says
 
 Every exchange begins with a record of fixed length from each process, in which it says what it is about to do. So a
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-STEP, WORDS, FAILED = 0, 1, 2
+STEP, WORDS, FAILED, TURN = 0, 1, 2, 3
 STOP = b"stop"
 RECORD = struct.Struct("<5q470s")
 """What it is about; numbers; and, of a failure, its message."""
@@ -60,6 +61,7 @@ class Group:
         self._lost = self.parted = ""
         self._stops = self.stop_asked = False
         self._exchanges = 0
+        self._take_part: Callable[[int], None] | None = None
         self.sent = 0
         if self._group is not None and dist.get_backend(self._group) != "gloo":
             self._records = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
@@ -68,6 +70,11 @@ class Group:
     @property
     def several(self) -> bool:
         return self.size > 1
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of its processes, in the order of their ranks in it."""
+        return [0] if self._group is None else dist.get_process_group_ranks(self._group)
 
     def ask_to_stop(self) -> None:
         """All processes know with the next step that one of them would stop after it (`stop_asked`)."""
@@ -197,8 +204,41 @@ class Group:
             with self._together(), torch.no_grad():
                 dist.broadcast(tensor.detach(), group_src=0, group=self._group)
 
+    def serve(self, take_part: Callable[[int], None]) -> None:
+        """Let processes `turn`; `take_part` does what one of them needs. Records get a group of their own: what the
+        user's loop sends between two passes of the model must not meet them."""
+        self._records = dist.new_group(self.ranks, backend="gloo")
+        self._take_part = take_part
+
+    def turn(self, operation: int) -> None:
+        """Returns when all processes are about to do this: those who need it, and those who take part."""
+        self._exchange(TURN, operation)
+
+    def gather(self, output: Tensor, given: Tensor, group: Any, *, later: bool = False) -> Any:
+        """What every process gives, one behind the other."""
+        self.sent += given.nbytes
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self._together():
+            return gather(output, given, group=group, async_op=later)
+
+    def scatter(self, output: Tensor, given: Tensor, group: Any) -> None:
+        """The sum of what every process gives, of which each gets its part."""
+        self.sent += given.nbytes
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        with self._together():
+            scatter(output, given, group=group)
+
     def _exchange(self, kind: int, *numbers: int, text: bytes = b"") -> list[tuple[int, ...]]:
-        """The records of all; raises what one of them has told to have failed."""
+        """The records of all, once nobody else needs anything; raises what one of them has told to have failed."""
+        while True:
+            records = self._exchanged(kind, *numbers, text=text)
+            needed = [record[1] for record in records if record[0] == TURN]  # that of the first comes first
+            if not needed or kind == FAILED or (kind == TURN and needed[0] == numbers[0]):
+                return records
+            assert self._take_part is not None
+            self._take_part(needed[0])
+
+    def _exchanged(self, kind: int, *numbers: int, text: bytes = b"") -> list[tuple[int, ...]]:
         if self._lost:
             raise Parted(self._lost)
         three = (*numbers, 0, 0, 0)[:3]

@@ -19,13 +19,12 @@ memory, and that no example is in the data of two processes where each has a par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lmdp.processes.group import Group
+from lmdp.processes.held import Held
 
 
 @dataclass
@@ -39,25 +38,16 @@ class Sums:
     examples: int = 0
     nonfinite: int = 0
 
-    def over(self, group: Group, parameters: Mapping[str, Tensor], *, raw: bool, norms: bool) -> Sums:
+    def over(self, held: Held, *, raw: bool, norms: bool) -> Sums:
         """The same of all processes. `raw`, `norms`: whether those are kept. A process without examples adds zeros."""
+        group = held.group
         if not group.several:
             return self
         kept = (self.clipped, self.raw) if raw else (self.clipped,)
         counts = torch.tensor([self.examples, self.nonfinite], dtype=self.shares.dtype, device=self.shares.device)
-        small = torch.cat([self.shares, counts])
-        small, *large = group.added([small, *(t for sums in kept for t in _complete(sums, parameters))])
+        small, totals = held.added(torch.cat([self.shares, counts]), kept)
         shares, counts = small.split([len(self.shares), 2])
         examples, nonfinite = (int(count) for count in counts.tolist())
-        clipped, others = large[: len(parameters)], large[len(parameters) :]
         every = [t.to(self.shares.device) for ts in group.gathered(self.norms) for t in ts] if norms else []
-        names = list(parameters) if examples else []  # where nobody was drawn, nothing was added up
-        return Sums(dict(zip(names, clipped)), dict(zip(names, others)), shares, every, examples, nonfinite)
-
-
-def _complete(sums: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """A sum for every parameter, zero where none was reached; in 32 bits where it has fewer. They are taken away."""
-    wide = {name: torch.promote_types(p.dtype, torch.float32) for name, p in parameters.items()}
-    missing = {name: p for name, p in parameters.items() if name not in sums}
-    zeros = {name: torch.zeros_like(p, dtype=wide[name], requires_grad=False) for name, p in missing.items()}
-    return [sums.pop(name).to(wide[name]) if name in sums else zeros[name] for name in parameters]
+        clipped, *others = totals if examples else [{}, {}]  # where nobody was drawn, nothing was added up
+        return Sums(clipped, others[0] if others else {}, shares, every, examples, nonfinite)

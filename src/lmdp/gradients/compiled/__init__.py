@@ -14,6 +14,7 @@ In reading order:
     grid.h      the loop of noise
     grid        what it computes, and how: by PyTorch too, and by intervals where double precision cannot tell
     rounds      many sums at a time
+    parts       parts of them, as the whole would come out there
     far         the same on a device other than the host, which is waited for once
 
 They are optional. Without a C compiler at installation, on other devices and for other types of numbers, the same

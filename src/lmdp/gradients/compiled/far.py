@@ -1,5 +1,6 @@
 """The same as `grid` on a device that is not the host: few kernels, and one transfer at the end.
 
+    FarStream  random words that the device makes itself
     add      results of some pieces from random words, laid one behind the other and worked on together
     finish   one transfer tells which places double precision cannot decide; the host decides them, by intervals
 
@@ -154,3 +155,35 @@ def _by_kind(pieces: Sequence[Piece], words: Tensor) -> Tensor:
 
 def _double(bits: int) -> float:
     return float(torch.tensor(bits, dtype=torch.int64, device="cpu").view(torch.float64))
+
+
+class FarStream:
+    """Bits that a device other than the host makes itself, by torch's generator there, seeded with 64 secret bits.
+
+    That generator (Philox, on GPUs) is made for simulations: it is fast and independent of data, and nobody without the
+    seed is known to tell its bits, but it is no cipher. With `secure_mode=True` bits come from the host's instead.
+    """
+
+    description = "noise from bits of the device's own generator, seeded with 64 bits of that stream"
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._device, self._generator = device, torch.Generator(device=device).manual_seed(seed)
+
+    def words(self, count: int) -> Callable[[], Tensor]:
+        """int64 [count], of the next bits: the same at each call of what is returned."""
+        before, ready = self._generator.get_state(), [self._drawn(count)]
+
+        def words() -> Tensor:
+            if ready:  # a second call is rare, so nothing is kept for it
+                return ready.pop()
+            now = self._generator.get_state()  # others have drawn since: no bit may be drawn twice
+            self._generator.set_state(before)
+            once_more = self._drawn(count)
+            self._generator.set_state(now)
+            return once_more
+
+        return words
+
+    def _drawn(self, count: int) -> Tensor:
+        words = torch.empty(count, dtype=torch.int64, device=self._device)
+        return words.random_(-(2**63), None, generator=self._generator)  # of all 64 bits
