@@ -306,6 +306,59 @@ def attention_mask_forgotten_and_words_dropped(_: Path) -> lmdp.PrivacyEngine:
     return private(transformer("BertForSequenceClassification"), Ragged(), loading={"collate_fn": padded}).run(loss)
 
 
+# Random numbers of one example that change with those of the others.
+
+
+def weighed_alike(rows: Tensor) -> Tensor:
+    weights = torch.empty(len(rows)).exponential_()
+    return (rows * weights / weights.mean()).mean()
+
+
+@broken(
+    "Inside engine.still(), the loop weighs examples at random, so that their weights are 1 on average.", moves="1.3"
+)
+def weights_of_mean_one_in_the_loop(_: Path) -> lmdp.PrivacyEngine:
+    training = private(perceptron(), vectors())
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        rows = each_loss(model, batch)
+        with training.engine.still():
+            return weighed_alike(rows)
+
+    return training.run(loss)
+
+
+@broken("collate_fn hands out random weights that are 1 on average.", moves="1.3")
+def weights_of_mean_one_in_collating(_: Path) -> lmdp.PrivacyEngine:
+    def collate(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        x, y = (torch.stack(column) for column in zip(*examples))
+        weights = torch.rand(len(y))
+        return x, y, weights / weights.mean()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return (each_loss(model, batch) * batch[2]).mean()
+
+    return private(perceptron(), vectors(), loading={"collate_fn": collate}).run(loss)
+
+
+class Divided(nn.Module):
+    """Dropout of whole examples that divides by how many of the batch were kept, as DropBlock does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = perceptron()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.bernoulli(torch.full((len(x), 1), 0.8))
+        logits: Tensor = self.net(x * kept * kept.numel() / kept.sum().clamp(min=0.1))
+        return logits
+
+
+@broken("The model drops examples at random and divides by how many of the batch were kept.", moves="1.1")
+def dropout_that_divides_by_what_was_kept(_: Path) -> lmdp.PrivacyEngine:
+    return private(Divided(), vectors()).run(classify)
+
+
 class ByPlace(nn.Module):
     """Noise of a generator that begins anew in every call: who is first always gets the same."""
 

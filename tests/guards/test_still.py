@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmdp.gradients.randomness import draws
-from lmdp.guards.still import COINS, NORMAL, ONE_NUMBER, UNIFORM, Still
+from lmdp.guards.still import COINS, NORMAL, ONE_NUMBER, UNIFORM, Held, Shape, Still, drew_alike, shift_of
 
 DRAWN: dict[str, Callable[[int], Tensor]] = {
     "bernoulli": lambda n: torch.bernoulli(torch.tensor([0.0, 0.5, 1.0]).expand(n, 3)),
@@ -43,6 +43,38 @@ def test_a_row_is_the_same_whatever_the_number_of_rows(name: str) -> None:
     assert not moved()
     assert torch.equal(few[:1].expand_as(many), many)
     assert not torch.equal(DRAWN[name](50), many)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_only_those_who_stay_have_the_numbers_that_they_have_alone(name: str) -> None:
+    torch.manual_seed(3)
+    with Still(held := Held(50, [4, 7, 20], shift_of(1))):
+        among = DRAWN[name](50)
+    with Still(Held(3, range(3), shift_of(1))):
+        alone = DRAWN[name](3)
+    assert torch.equal(among[[4, 7, 20]], alone)
+    others = among[[row for row in range(50) if row not in (4, 7, 20)]]
+    assert not torch.equal(others, among[4].expand_as(others))
+    assert all(by_rows for _, by_rows in held.drawn)
+
+
+def test_what_has_as_many_rows_by_accident_is_found_out_and_the_same_for_all_from_then_on() -> None:
+    accidents: set[Shape] = set()
+    for tried in range(2):
+        with Still(among := Held(8, [1, 2], accidents=accidents)):
+            features, own = torch.rand(8), torch.rand(8, 1)
+        with Still(alone := Held(2, range(2), accidents=accidents)):
+            assert torch.equal(torch.rand(8)[:1], features[1:2])
+            assert torch.equal(torch.rand(2, 1), own[1:3])
+        assert drew_alike(among.drawn, alone.drawn, accidents) is bool(tried)
+        assert bool((features == features[1]).all()) is bool(tried)
+    assert accidents == {("rand", (8,))}
+
+
+def test_rows_of_one_example_stay_together() -> None:
+    with Still(Held(4, [1, 3]).of_units(3)):
+        drawn = torch.rand(12)
+    assert torch.equal(drawn == drawn[3], torch.tensor([False, True, False, True]).repeat_interleave(3))
 
 
 def test_a_coin_is_its_chance() -> None:

@@ -9,7 +9,7 @@ weight that follows the number of the step, losses that take turns) from what ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from lmdp.guards.delivery import Delivery
 from lmdp.guards.loss import REMEDY
 from lmdp.guards.replay import Sketch
+from lmdp.guards.still import Held, Shape, drew_alike, shift_of
 from lmdp.guards.verdicts import Judgement
 from lmdp.guards.ways import Way
 from lmdp.guards.words import BESIDE, PAD, UNSTEADY, WITHOUT
@@ -34,7 +35,8 @@ MEETINGS = 3
 class Part:
     """Of a look: its gradients, what the model was given, what the loader handed out, and how the step was made.
 
-    `drawn`: whether random numbers were drawn that differ where the number of examples does.
+    `drawn`: whether random numbers were drawn that differ where the number of examples does; `held`: those that were
+    held still.
     """
 
     sketch: Sketch
@@ -42,6 +44,7 @@ class Part:
     handed: list[Tensor]
     ways: Sequence[Way]
     drawn: bool = False
+    held: tuple[tuple[Shape, bool], ...] = ()
 
 
 class Company:
@@ -51,11 +54,13 @@ class Company:
     in_doubt   how many looks since one in which they were not, while nobody knows why
     alone      whether that was found between an example among others and without them
     looked_at  the number of steps before the newest look
+    accidents  random tensors with as many rows as a batch that are not of its examples
     """
 
     def __init__(self, judgement: Judgement) -> None:
         self.passed = self.in_doubt = self.looked_at = 0
         self.alone = False
+        self.accidents: set[Shape] = set()
         self._judgement, self._steady, self._met = judgement, 0, 0
         self._parts: list[Part] = []
 
@@ -67,12 +72,19 @@ class Company:
         """Which part of the next look should be the first once more; 0 for none."""
         return (1 + self.in_doubt % 2) if self.in_doubt else 0
 
+    def held(self, delivery: Delivery, steps: int) -> Held:
+        """How randomness is held still in a part of the next look."""
+        return Held(delivery.size, delivery.shared, shift_of(steps), self.accidents)
+
     def add(self, part: Part, delivery: Delivery, steps: int) -> bool:
         """One more part. Whether the look is complete."""
         self._parts = [*(self._parts if delivery.company > 1 else ()), part]
         if not delivery.company == delivery.companies == len(self._parts):
             return False
         self.looked_at = steps
+        among, alone = (0, 3 - self.again) if self.again else (2, 3)
+        if not drew_alike(self._parts[among].held, self._parts[alone].held, self.accidents):
+            self._parts[among] = replace(self._parts[among], drawn=True)
         told = self._alone() if not self.in_doubt else None
         verdict = judge(self._parts[:3], again=self.again, alone=self.alone)
         if verdict == APART and told is False:

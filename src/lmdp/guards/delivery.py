@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lmdp.guards.still import Shape
+
 SKIPPED = (
     "batches were drawn and skipped: every batch, an empty one too, must be stepped, because the choice to skip may "
     "depend on private data"
@@ -31,6 +33,7 @@ class Delivery:
              their places `shared`. They come before a batch, are of none, and count for nothing
     still    whether randomness is held still while the model runs on it
     drawn    whether random numbers were drawn to make it that could not be held still
+    held     those that could
     number   of the draw
     part     how many parts of it come before
     """
@@ -43,6 +46,7 @@ class Delivery:
     shared: tuple[int, ...] = ()
     still: bool = False
     drawn: bool = False
+    held: tuple[tuple[Shape, bool], ...] = ()
     number: int = 0
     part: int = 0
 

@@ -49,7 +49,7 @@ from lmdp.guards.loss_scale import LossScale, walk
 from lmdp.guards.processes import refuse_running_wrapper
 from lmdp.guards.proof import Reading, shape_of
 from lmdp.guards.replay import RootCall, Sketch, run_again, tolerance_of
-from lmdp.guards.still import Still
+from lmdp.guards.still import Held, Still, shift_of
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 from lmdp.guards.ways import MOST, TRIES, Way, Ways, next_to_look_at
 from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, IN_LOSS, IN_MODEL, OPEN, SEEDED
@@ -78,7 +78,7 @@ class Independence:
 
     def __init__(self, judgement: Judgement, *, mean_loss: bool) -> None:
         self.capture: Capture | None = None
-        self.still = False
+        self.still: Held | None = None
         self._drawn: Callable[[], bool] = lambda: False
         self._judgement, self._mean_loss = judgement, mean_loss
         self._loss_scale = LossScale(mean_loss=mean_loss)
@@ -103,12 +103,13 @@ class Independence:
         """The loader hands out a batch of these examples; None in a look."""
         self._handed, self._rows = Handed(batch), rows
         self._void, self._hooks, self._seeds = delivery.empty, REGISTRY.tensor_hooks, REGISTRY.seeds
-        self.still = delivery.still
+        each = self.capture.rows_each if self.capture else 1
+        self.still = self._company.held(delivery, self._steps).of_units(each) if delivery.still else None
         self._drawn = randomness.draws() if delivery.still else lambda: False
         self._made.clear()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
-        return Still() if self.still else contextlib.nullcontext()
+        return contextlib.nullcontext() if self.still is None else Still(self.still)
 
     def collated(self, first: Any, second: Any, shared: Sequence[int], size: int) -> None:
         """Two batches that the same collation made of `size` examples, those in the places `shared` the same."""
@@ -177,9 +178,9 @@ class Independence:
         tolerance, shared = tolerance_of(self.capture, call, sizes_differ=part.still), torch.tensor(part.shared).long()
         sketch = Sketch.of(gradients, self.capture, shared, tolerance, factor=factor)
         drawn = part.drawn or self._drawn()
-        new = Part(sketch, inputs, handed, self._step or (), drawn)
-        complete = self._company.add(new, part, self._steps)
-        self.still = False
+        held = (*part.held, *(self.still.drawn if self.still is not None else ()))
+        complete = self._company.add(Part(sketch, inputs, handed, self._step or (), drawn, held), part, self._steps)
+        self.still = None
         if complete and self._wished is not None and self._wished.open:
             self._wished.tries_in_company -= 1
 
@@ -198,7 +199,7 @@ class Independence:
     def close(self) -> None:
         self._made.clear()
         self._company.clear()
-        self._handed, self._closed, self.still = None, True, False
+        self._handed, self._closed, self.still = None, True, None
 
     # -- what is asked of it -----------------------------------------------------------------------------------------
 
@@ -217,7 +218,8 @@ class Independence:
             return None
         self._wished = next_to_look_at(ways)
         rows = None if self._wished is None else self._wished.rows
-        return Wish(rows, again=company.again, alone=company.alone, most=ENOUGH_ROWS if self._steps > 1 else None)
+        most = ENOUGH_ROWS if self._steps > 1 else None
+        return Wish(rows, company.again, company.alone, most, shift_of(self._steps), company.accidents)
 
     def try_again(self) -> None:
         """Look once more at what could not be told."""

@@ -2,7 +2,8 @@
 
     1  a batch as it is
     2  the same, with a stranger in half of its places: of the same shape, so that the same randomness is drawn
-    3  the same, with another stranger in these places; randomness is held still (still)
+    3  the same, with another stranger in these places; randomness is held still, and is another for all but those
+       of 4 (still)
     4  only some of those that all parts share, so that they are fewer, in other places, and padded to another length
 
 What is shared by 1 and 2, and by 3 and 4, must come out the same. When a look is due, and of how many parts it is,
@@ -14,9 +15,9 @@ nobody meets that is so only where it follows the number of calls.)
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 from lmdp.gradients import randomness
 from lmdp.guards.delivery import Delivery, DeliveryLog
 from lmdp.guards.handed import shapes, tensors_of
-from lmdp.guards.still import Still
+from lmdp.guards.still import GOLDEN, Held, Shape, Still
 
 PARTS = 4
 FIRST, EVERY = (1, 2, 16, 64), 1024
@@ -71,16 +72,22 @@ class Wish:
     again  which part should be the first once more, because an earlier look found a difference; 0 for none
     alone  whether that was found between an example among others and without them
     most   how many of them are enough
+    shift, accidents  as `Held` has them
     """
 
     rows: Tensor | None
     again: int = 0
     alone: bool = False
     most: int | None = None
+    shift: float = GOLDEN
+    accidents: set[Shape] = field(default_factory=set)
+
+    def held(self, rows: int, stay: Sequence[int]) -> Held:
+        return Held(rows, stay, self.shift, self.accidents)
 
 
-BatchOf = Callable[[Tensor, bool], tuple[Any, bool]]
-"""(indices, whether randomness is held still) → the batch, and whether random numbers were drawn to make it."""
+BatchOf = Callable[[Tensor, Held | None], tuple[Any, bool]]
+"""(indices, how randomness is held still) → the batch, and whether random numbers were drawn to make it."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,11 @@ class Chosen:
             rows[3 - wish.again] = other
         parts = []
         for company, (at, held) in enumerate(zip(rows, still), start=1):
-            batch, drawn = batch_of(at, held)
             places = range(len(at)) if len(at) < len(self.every) else (self.few if held else self.shared).tolist()
+            alike = wish.held(len(at), places) if held else None
+            batch, drawn = batch_of(at, alike)
             part = Delivery(len(at), False, False, company, PARTS, tuple(places), still=held, drawn=drawn)
+            part = part if alike is None else replace(part, held=tuple(alike.drawn))
             parts.append((batch, part))
         return parts
 
@@ -145,16 +154,17 @@ def look(
     rows = rows[torch.randperm(len(rows), generator=_FRESH)[: wish.most].sort().values] if wish.most else rows
     fewest = max(2, min(FEWEST, most or FEWEST))
     candidates = _strangers(rows, CANDIDATES, dataset_size)
-    order = _most_different_first(batch_of(candidates, True)[0], len(candidates))
+    everybody = Held(0, ())
+    order = _most_different_first(batch_of(candidates, everybody)[0], len(candidates))
     for choice in range(CHOICES):
         rare = secrets.randbelow(2)
         pair = candidates[order[[1 + choice, 0] if rare else [0, 1 + choice]]]
         chosen = Chosen.at_random(rows, fewest, pair, rare, dataset_size)
-        if shapes(batch_of(chosen.every, False)[0]) == shapes(batch_of(chosen.beside[0], False)[0]):
+        if shapes(batch_of(chosen.every, None)[0]) == shapes(batch_of(chosen.beside[0], None)[0]):
             break
-    among = _lengths(batch_of(chosen.beside[1], True)[0])
+    among = _lengths(batch_of(chosen.beside[1], everybody)[0])
     for _ in range(CHOICES):
-        if _lengths(batch_of(chosen.every[chosen.few], True)[0]) != among:
+        if _lengths(batch_of(chosen.every[chosen.few], everybody)[0]) != among:
             break
         chosen = chosen.with_others_left()
     parts = chosen.parts(wish, batch_of)
@@ -267,10 +277,10 @@ class Looks:
         wish = None if self._wishing is None else self._wishing.wish(now=self.only)
         seed, batch_of = secrets.randbelow(2**31), self._batch_of()
 
-        def alike(at: Tensor, still: bool) -> tuple[Any, bool]:
+        def alike(at: Tensor, held: Held | None) -> tuple[Any, bool]:
             with randomness.same(seed):  # what collating draws, it draws for each part
                 drawn = randomness.draws()
-                with Still() if still else nullcontext():
+                with nullcontext() if held is None else Still(held):
                     batch = batch_of(at)
                 return batch, drawn()
 

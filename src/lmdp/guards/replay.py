@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from lmdp.gradients import Capture, PerExampleGradients, randomness
 from lmdp.gradients.precision import full_precision
-from lmdp.guards.still import Still
+from lmdp.guards.still import Held, Still
 from lmdp.layers import Attributes
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -147,8 +147,9 @@ class Replay:
         """Whether half of the examples come out the same without the others, in other places."""
         half = self._every[self._size // 2 :]
         try:
-            with Still():
+            with Still(Held(self._size, half.tolist())):
                 among = self._run(self._every, views=[half], sizes_differ=True)
+            with Still(Held(len(half), range(len(half)))):
                 alone = self._run(half, views=[torch.arange(len(half))], sizes_differ=True)
         except Exception:  # what the model was given besides may be for so many examples
             return False

@@ -21,6 +21,7 @@ from lmdp.guards.handed import Read
 from lmdp.guards.independence import Independence
 from lmdp.guards.looks import Wish, look
 from lmdp.guards.processes import Processes
+from lmdp.guards.still import Held
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 from lmdp.guards.words import MEASURED
 
@@ -69,9 +70,9 @@ class Watch:
         read, size, looks = Read(dataset), min(8, len(dataset)), 0
         for seed in range(CHOICES):
 
-            def collated(at: Tensor, still: bool, seed: int = seed) -> tuple[Any, bool]:
+            def collated(at: Tensor, held: Held | None, seed: int = seed) -> tuple[Any, bool]:
                 with randomness.same(seed):
-                    return None if still else collate(read(at.tolist())), False
+                    return None if held is not None else collate(read(at.tolist())), False
 
             wish = Wish(torch.arange(size // 2))
             ((one, delivery), (other, _), *_), _ = look(wish, size, None, collated)

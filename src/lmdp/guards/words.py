@@ -15,8 +15,8 @@ HALVED = (
 AS_IT_IS = "the model could not be run again on the same examples with the same result"
 BESIDE = "beside others (mixed or weighted by the batch, sorted, scaled by what labels decide)"
 WITHOUT = (
-    "without the others (something follows from how many they are, from their places in the batch, or from the length "
-    "that all are padded to)"
+    "without the others (something follows from how many they are, from their places in the batch, from the length "
+    "that all are padded to, or from random numbers of the others, as a mean of all of them does)"
 )
 PAD = "Pad to one public length instead of the longest of the batch, or let the model ignore the padding."
 UNSTEADY = (
