@@ -1,7 +1,7 @@
 """Build wheel and sdist, install each in an empty environment, and try it there: `make wheel`.
 
 `python tests/smoke.py --python python3.12` tries another interpreter. Nothing of the working copy is on the path.
-On Linux the wheel gets the tag of the oldest systems it runs on (manylinux); OpenMP's library is the one that torch brings.
+On Linux the wheel gets the tag of the oldest systems it runs on (manylinux); OpenMP's library is torch's own.
 """
 
 from __future__ import annotations
