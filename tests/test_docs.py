@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +80,16 @@ def test_the_site_has_every_page_and_the_reference_every_public_name() -> None:
     for name, thing in objects.items():
         module = getattr(thing, "__module__", "")
         assert re.search(rf"::: lmdp[\w.]*\.{name}$", reference, re.M) or f"::: {module}" in reference, name
+
+
+def test_aligned_arguments_of_docstrings_become_lists_of_the_reference() -> None:
+    pytest.importorskip("griffe")  # of the extra docs
+    listed = runpy.run_path(str(ROOT / "docs" / "argument_lists.py"))["listed"]
+    told = listed(inspect.getdoc(lmdp.PrivacyEngine.make_private))
+    items = re.findall(r"^- `(\w+)`: ", told, re.M)
+    assert set(items) <= set(inspect.signature(lmdp.PrivacyEngine.make_private).parameters)
+    assert {"method", "risk", "sharded"} <= set(items)
+    assert listed("Say.\n\na    one\n     more\nb, c  two\nEnd.") == "Say.\n\n\n- `a`: one more\n- `b, c`: two\n\nEnd."
 
 
 @pytest.mark.slow

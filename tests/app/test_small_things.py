@@ -177,6 +177,15 @@ def test_help_has_every_setting_in_a_group_and_examples_that_parse(capsys: pytes
             assert parser().parse_args(words[1:]).command == command
 
 
+def test_help_names_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    told = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert told.count(f"\n  lmdp {command} ") == 1
+        assert f"\n    {command} " not in told
+
+
 def test_the_doctor_finds_this_machine_well() -> None:
     told = text_of(examine(quick=True))
     assert f"torch {torch.__version__}" in told

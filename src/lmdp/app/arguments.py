@@ -34,6 +34,9 @@ Train models on private data that are then served as embeddings, without leaking
   lmdp doctor     say what is installed here, and test in a minute that norms and noise are right
   lmdp tune       find settings on public data: accurate ones whose canaries leak least
   lmdp reproduce  measure the paper's tables and figures again, with a verdict on each claim
+  lmdp bench      measure speed and memory of a step against non-private SGD and Opacus
+
+lmdp COMMAND --help has its options and examples.
 """
 EXIT_CODES = """\
 exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 130 interrupted
@@ -130,13 +133,16 @@ def parser() -> argparse.ArgumentParser:
     """What it parses carries the name of the command as `command`."""
     top = Parser(
         prog="lmdp",
+        usage="lmdp [-h] [--version] COMMAND ...",
         description=DESCRIPTION,
         epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = top.add_subparsers(
+        prog="lmdp", dest="command", metavar="COMMAND", required=True, parser_class=Parser, help=argparse.SUPPRESS
+    )
 
     demo = _command(commands, "demo", "the whole flow on data that installs with the package")
     demo.add_argument("--out", type=_place, help="folder for the result (default: runs/demo, or the next that is free)")
