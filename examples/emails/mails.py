@@ -28,6 +28,8 @@ import lmdp
 
 NORMAL, SPAM = 0, 1
 PADDING = 0
+PUBLIC = "sklearn-docs"
+"""Public texts that install with a package."""
 PARTS = 64
 """Mails that are in memory at once."""
 
@@ -36,11 +38,13 @@ PARTS = 64
 class Settings:
     """Of one run.
 
-    tune      head (a probe of the frozen encoder), lora, or full: all weights of the trained blocks
+    tune      head (a probe of the frozen encoder), lora, tangent (of rank 1, in the tangent of a probe), or full: all
+              weights of the trained blocks
     blocks    how many blocks are trained, from the last one
     method    of clipping; sgd is not private
     init      folder of a run whose head this one begins with; what a private one spent is added to the statement
     rate      of what is trained in the encoder; head_rate of the head
+    judge     so many of the training mails are kept out of it and judged by, and no test mail is looked at
     """
 
     model: str
@@ -61,6 +65,7 @@ class Settings:
     length: int = 64
     train: int = 4000
     canaries: int = 0
+    judge: int = 0
     seed: int = 0
 
     @property
@@ -122,6 +127,10 @@ def build(settings: Settings) -> Classifier:
         lora = LoraConfig(r=settings.rank, lora_alpha=2 * settings.rank, target_modules=["query", "value"])
         for block in trained:
             inject_adapter_in_model(lora, block)
+    elif settings.tune == "tangent":
+        one = LoraConfig(r=1, lora_alpha=1, target_modules=["value", "output.dense"])
+        for block in trained:
+            inject_adapter_in_model(one, block)
     elif settings.tune == "full":
         trained.requires_grad_(True)
     torch.seed()  # what is drawn from here on is nobody's to know
@@ -155,7 +164,15 @@ def mails(settings: Settings) -> Mails:
     ids, n = tokens(texts, settings.model, settings.length), settings.train
     if len(ids) < n + 100:
         raise SystemExit(f"{settings.data} has {len(ids)} mails; {n} to train on and 100 to test with are needed")
+    if settings.judge:
+        ids, labels, n = ids[:n], labels[:n], n - settings.judge
     return Mails(TensorDataset(ids[:n], labels[:n]), TensorDataset(ids[n:], labels[n:]))
+
+
+def public_texts(settings: Settings, number: int = 500) -> Tensor:
+    """Tokens of documentation that anybody has."""
+    texts = lmdp.data.load(PUBLIC, tokenizer=settings.model, length=settings.length).train
+    return texts.tensors()[0]["input_ids"][:number]  # type: ignore[index, call-overload]
 
 
 def planted(settings: Settings, run: Path, train: TensorDataset) -> lmdp.audit.planting.Planted:

@@ -2,6 +2,7 @@
 
     python examples/emails/train.py --model MODEL --data emails.jsonl.gz --tune head --epsilon 3 --out runs/probe
     python examples/emails/train.py --model MODEL --data emails.jsonl.gz --tune lora --init runs/probe --out runs/lora
+    python examples/emails/train.py --model MODEL --data emails.jsonl.gz --tune tangent --init runs/probe --out runs/t
     python examples/emails/train.py ... --loop trainer --method lm          # lmdp.integrations.DPTrainer, LM-DP-SGD
     python examples/emails/train.py ... --method sgd                        # not private, to compare with
     python examples/emails/train.py ... --quick                             # does it work here? seconds
@@ -12,6 +13,7 @@ Stopped at any time, the same command goes on from the last epoch; `--pieces 1` 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 from dataclasses import MISSING, asdict, fields
@@ -22,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from mails import (
     PARTS,
-    Classifier,
     Settings,
     accuracy,
     bf16,
@@ -36,6 +37,7 @@ from mails import (
     save,
     seen_below,
 )
+from tangent import Steered, Tangent
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -45,12 +47,14 @@ SUITS: dict[str, dict[str, Any]] = {
     "head": {"epochs": 30, "batch": 2000, "head_rate": 0.1},
     "lora": {"epochs": 4, "batch": 1000, "rate": 8e-3, "head_rate": 0.05, "epsilon": 7.2},
     "full": {"epochs": 4, "batch": 1000, "rate": 2e-4, "head_rate": 0.05, "epsilon": 7.2},
+    "tangent": {"epochs": 30, "batch": 2000, "rate": 0.1, "clip": 0.3, "epsilon": 7.1},
 }
 """Settings by what is tuned. docs/emails.md tells where they come from: 7.2, after a probe of epsilon 3, makes 8."""
 PLAIN: dict[str, dict[str, Any]] = {
     "head": {"epochs": 40, "batch": 64, "head_rate": 0.02},
     "lora": {"epochs": 2, "batch": 64, "rate": 1e-3, "head_rate": 0.02},
     "full": {"epochs": 2, "batch": 64, "rate": 1e-4, "head_rate": 0.02},
+    "tangent": {"epochs": 40, "batch": 64, "rate": 0.02},
 }
 """The same without privacy."""
 
@@ -58,10 +62,13 @@ PLAIN: dict[str, dict[str, Any]] = {
 STOPPED = "stopped, as --pieces asked; the same command goes on"
 
 
-def optimizer_for(model: Classifier, settings: Settings) -> torch.optim.AdamW:
+def optimizer_for(module: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """The head begins at zero and has to go far; the encoder is good already."""
-    body = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("head.")]
-    groups = [{"params": list(model.head.parameters()), "lr": settings.head_rate}]
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    alone = settings.tune == "head"
+    head = [p for name, p in trained.items() if alone or name.startswith("head.")]
+    body = [p for name, p in trained.items() if not (alone or name.startswith("head."))]
+    groups = [{"params": head, "lr": settings.head_rate}] if head else []
     groups += [{"params": body, "lr": settings.rate}] if body else []
     return torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
 
@@ -81,9 +88,9 @@ def privacy(settings: Settings) -> dict[str, Any]:
 class Training:
     """A plain loop. `module` is what is trained: the classifier, or its head alone on embeddings."""
 
-    def __init__(self, settings: Settings, run: Path, module: nn.Module, model: Classifier, data: Dataset[Any]) -> None:
+    def __init__(self, settings: Settings, run: Path, module: nn.Module, data: Dataset[Any]) -> None:
         self.settings, self.module, self.path = settings, module, run / "private" / "state.pt"
-        self.optimizer: Any = optimizer_for(model, settings)
+        self.optimizer: Any = optimizer_for(module, settings)
         self.loader: Any = DataLoader(data, batch_size=settings.batch, shuffle=True)
         self.engine = lmdp.PrivacyEngine() if settings.private else None
         self.epoch, self.seconds, self.steps = 0, 0.0, settings.epochs * len(self.loader)
@@ -147,10 +154,9 @@ class Training:
         self.epoch, self.seconds = state["epoch"], state["seconds"]
 
 
-def in_a_plain_loop(settings: Settings, run: Path, model: Classifier, data: Dataset[Any], pieces: int) -> float:
+def in_a_plain_loop(settings: Settings, run: Path, module: nn.Module, data: Dataset[Any], pieces: int) -> float:
     """Minutes of processor time."""
-    probe = settings.tune == "head"
-    training = Training(settings, run, model.head if probe else model, model, data)
+    training = Training(settings, run, module, data)
     training.finish(pieces)
     if training.engine:
         say(run, training.engine.privacy_statement(settings.delta))
@@ -178,7 +184,7 @@ class Named(Dataset[dict[str, Tensor]]):
         return {"given": ids, "labels": label}
 
 
-def by_the_trainer(settings: Settings, run: Path, model: Classifier, data: Dataset[Any], pieces: int) -> float:
+def by_the_trainer(settings: Settings, run: Path, module: nn.Module, data: Dataset[Any], pieces: int) -> float:
     """Minutes of processor time. `DPTrainer` has batches, account, checkpoints and privacy.json of its own."""
     from transformers import TrainerCallback, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
@@ -195,7 +201,7 @@ def by_the_trainer(settings: Settings, run: Path, model: Classifier, data: Datas
             control.should_training_stop |= self.epochs == pieces
 
     trainer = DPTrainer(
-        model=model,
+        model=module,
         args=TrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=settings.batch,
@@ -210,7 +216,7 @@ def by_the_trainer(settings: Settings, run: Path, model: Classifier, data: Datas
             remove_unused_columns=False,
         ),
         train_dataset=Named(data),
-        optimizers=(optimizer_for(model, settings), None),
+        optimizers=(optimizer_for(module, settings), None),
         compute_loss_func=lambda logits, labels, **_: F.cross_entropy(logits.float(), labels),
         callbacks=[Pieces()],
         privacy=Privacy(**privacy(settings), compose=bool(settings.init)),
@@ -245,13 +251,27 @@ def main() -> None:
     open_run(run, settings)
     model, data = build(settings), mails(settings)
     if settings.init:
-        model.head.load_state_dict(load(Path(settings.init))[1].head.state_dict())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    print(f"{len(data.train):,} mails, {trained:,} weights to train, {settings.tune} by {settings.method}", flush=True)
-    kept = run.parent / "private"
+        before, probe = load(Path(settings.init))
+        if before.tune != "head":
+            raise SystemExit(f"--init is {settings.init}, a run of --tune {before.tune}; begin with one of --tune head")
+        model.head.load_state_dict(probe.head.state_dict())
+    elif settings.tune == "tangent":
+        raise SystemExit("--tune tangent follows the head of a probe: name its run with --init")
+    kept, begun = run.parent / "private", time.process_time()
     members = planted(settings, run, data.train).dataset if settings.canaries else data.train
     train = by_the_trainer if settings.loop == "trainer" else in_a_plain_loop
-    minutes = train(settings, run, model, seen_below(model, members, kept), pieces)
+    given = seen_below(model, members, kept)
+    module: nn.Module = model.head if settings.tune == "head" else model
+    once = 0.0
+    if settings.tune == "tangent":
+        tangent = Tangent(model, settings)
+        module, given = Steered(copy.deepcopy(model.head), tangent.sizes), tangent.seen(given, kept)
+        once = (time.process_time() - begun) / 60
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    print(f"{len(given):,} mails, {trained:,} weights to train, {settings.tune} by {settings.method}", flush=True)
+    minutes = once + train(settings, run, module, given, pieces)
+    if isinstance(module, Steered):
+        tangent.write(module)
     save(model, run)
     right = accuracy(model.head if settings.tune == "head" else model, seen_below(model, data.test, kept))
     result = {"accuracy": right, "minutes": minutes, **asdict(settings)}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 import lmdp
 
@@ -100,6 +104,43 @@ def test_from_a_probe_over_lora_to_an_audit_embeddings_and_a_search(made: Made, 
         assert len(arrays["member"]) + len(arrays["nonmember"]) == 900
     assert lmdp.audit_embeddings(out).members
     assert run("search.py", tuned, out, "w1 w2 w3", "--top", 2).count("\n") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["plain", "trainer"])
+def test_lora_by_the_tangent_of_a_probe_states_what_both_spent(made: Made, tmp_path: Path, loop: str) -> None:
+    probe, tuned = tmp_path / "probe", tmp_path / "tangent"
+    made.train(probe, "--tune", "head", "--epsilon", 3)
+    assert "test accuracy" in made.train(tuned, "--tune", "tangent", "--init", probe, "--method", "lm", "--loop", loop)
+    statement = json.loads((tuned / "privacy.json").read_text())
+    assert statement["certified"], statement
+    assert statement["epsilon"] > 7.1
+    with pytest.raises(AssertionError, match="begin with one of --tune head"):
+        made.train(tmp_path / "more", "--init", tuned)
+
+
+def test_what_the_tangent_says_of_a_small_change_is_what_the_network_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    mails, tangent = (pytest.importorskip(name) for name in ("mails", "tangent"))
+    settings = mails.Settings(model=str(encoder(tmp_path)), data="", tune="tangent", blocks=2, length=6)
+    words = torch.randint(6, 60, (40, 6), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(tangent, "public_texts", lambda _: words[:20])
+    monkeypatch.setattr(tangent, "bf16", nullcontext)
+    model = mails.build(settings)
+    torch.nn.init.normal_(model.head.weight)
+    around = tangent.Tangent(model, settings)
+    seen = around.seen(TensorDataset(model.below(words), torch.zeros(40))).tensors[0]
+    steered = tangent.Steered(copy.deepcopy(model.head), around.sizes)
+    for term in steered.terms.values():
+        torch.nn.init.normal_(term.weight, std=1e-4)
+    with torch.no_grad():
+        before, told = (logits.diff(dim=1) for logits in (model(words), steered(seen)))
+        around.write(steered)
+        moved, expected = model(words).diff(dim=1) - before, told - before
+    assert expected.abs().max() > 1e-5
+    torch.testing.assert_close(moved, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
 
 
 @pytest.mark.slow
