@@ -273,6 +273,7 @@ class Ledger:
     """Counts the steps of one run and refuses the one that would overspend.
 
     `planned_steps` is a number of steps known to fit the target, so that the accountant is only asked beyond it.
+    `noting` is called when a step was counted and nothing of it is released yet.
     """
 
     mechanism: Mechanism
@@ -280,6 +281,7 @@ class Ledger:
     target_delta: float | None = None
     planned_steps: int = 0
     steps: int = 0
+    noting: Callable[[], object] = lambda: None
 
     def check_next(self) -> None:
         """Raise if one more step would pass the target epsilon."""
@@ -295,6 +297,7 @@ class Ledger:
 
     def record_step(self) -> None:
         self.steps += 1
+        self.noting()
 
     def epsilon(self, delta: float) -> float:
         return self.mechanism.epsilon(self.steps, delta)

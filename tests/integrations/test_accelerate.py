@@ -107,6 +107,16 @@ def test_an_interrupted_loop_and_its_continuation_spend_what_one_loop_spends(tmp
     assert stated(tmp_path / "parts")["account"] == ["2 of the steps were lost in an interruption, and stay charged"]
 
 
+def test_a_model_that_is_changed_after_its_training_is_not_certified(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    assert loop.run().certified
+    with torch.no_grad():
+        next(loop.model.parameters()).mul_(2)
+    loop.account.publish(tmp_path / "released")
+    assert "changed after the training ended" in stated(tmp_path / "released")["verdicts"]["content"]["how"]
+    assert not loop.account.privacy_statement().certified
+
+
 def test_a_state_without_an_account_is_refused(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     model = perceptron()

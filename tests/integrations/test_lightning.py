@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,51 @@ def test_an_interrupted_run_and_its_continuation_spend_what_one_run_spends(tmp_p
     assert stated(tmp_path / "parts")["account"] == ["2 of the steps were lost in an interruption, and stay charged"]
 
 
+class Uploading(L.Callback):  # type: ignore[misc]
+    """Sees weights before other callbacks do, and is interrupted."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            raise RuntimeError("interrupted")
+
+
+def test_a_step_is_noted_before_a_callback_sees_its_weights(tmp_path: Path) -> None:
+    private = DPCallback(privacy())
+    with pytest.raises(RuntimeError, match="interrupted"):
+        trainer(tmp_path, Uploading(), private).fit(Lit(), private.loader(loader()))
+    assert list(json.loads((tmp_path / "privacy_steps.json").read_text()).values()) == [2]
+
+
+class Averaging(L.Callback):  # type: ignore[misc]
+    """Whatever it writes, it does so when the training is over."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        with torch.no_grad():
+            next(pl_module.parameters()).mul_(0.5)
+
+
+def test_what_is_written_into_the_model_after_its_training_is_not_certified(tmp_path: Path) -> None:
+    private, training = fit(tmp_path, None, None, Averaging())
+    for verdicts in (private.privacy_statement.to_dict()["verdicts"], stated(tmp_path)["verdicts"]):
+        assert "the trained parameters were changed after the training ended" in verdicts["content"]["how"]
+    assert not stated(tmp_path)["certified"]
+    with torch.no_grad():
+        next(training.lightning_module.parameters()).mul_(2)
+    assert private.privacy_statement.certified, private.privacy_statement.reasons
+
+
+def test_a_checkpoint_of_the_training_that_is_loaded_again_is_certified(tmp_path: Path) -> None:
+    private, training = fit(tmp_path, None, None, saving(tmp_path))
+    training.validate(training.lightning_module, loader(8, 16), ckpt_path=tmp_path / "step=5.ckpt", verbose=False)
+    assert private.privacy_statement.certified, private.privacy_statement.reasons
+
+
+def test_evaluation_on_the_training_data_is_refused(tmp_path: Path) -> None:
+    private, data = DPCallback(privacy()), loader()
+    with pytest.raises(ValueError, match="a data loader of evaluation has training data in it"):
+        trainer(tmp_path, private).fit(Lit(), private.loader(data), DataLoader(data.dataset))
+
+
 def each_epoch(folder: Path) -> Any:
     return ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
 
@@ -233,6 +279,8 @@ def test_nothing_private_reaches_a_logger_the_progress_bar_or_other_callbacks(tm
     class Seeing(L.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             seen.update(trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
+            self.log("callback_loss", model.losses[-1])
+            self.log_dict({"callback_losses": model.losses[-1]})
 
     quick = {"log_every_n_steps": 1, "enable_progress_bar": True, "logger": CSVLogger(tmp_path)}
     training = trainer(tmp_path, private, Seeing(), **quick)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Trainer
+import torch
+from transformers import Trainer, TrainerCallback
 
 from lmdp.integrations.account import STEPS as NOTED
 from tests.certified.hub import transformer
@@ -52,6 +53,33 @@ def test_an_interrupted_run_and_its_continuation_spend_what_one_run_spends(tmp_p
     assert steps == list(range(6, STEPS - lost + 1))  # as many fewer as were lost
     said = f"{lost} of the steps were lost in an interruption, and stay charged"
     assert stated(tmp_path / "parts")["account"] == [said]
+
+
+class Uploading(TrainerCallback):  # type: ignore[misc]
+    """Whatever is seen of a step by the first who can see it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.noted = folder / NOTED, [0]
+
+    def sees(self, *_: Any) -> None:
+        self.noted += json.loads(self.path.read_text()).values() if self.path.exists() else [0]
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.sees()
+        if len(self.noted) > 6:
+            raise ConnectionError
+
+
+def test_a_step_is_noted_before_a_hook_sees_its_gradients_or_a_callback_its_weights(tmp_path: Path) -> None:
+    model, upload = transformer("BertForSequenceClassification"), Uploading(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(upload.sees)
+    training = trainer(
+        tmp_path, model=model, callbacks=[upload], given={"optimizers": (optimizer, None)}, max_steps=6, **SAVED
+    )
+    with pytest.raises(ConnectionError):
+        training.train()
+    assert upload.noted == [0, 1, 1, 2, 2, 3, 3]
 
 
 def test_nothing_is_lost_where_the_checkpoint_is_of_the_last_step(tmp_path: Path) -> None:

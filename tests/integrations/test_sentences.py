@@ -144,6 +144,19 @@ def test_an_interrupted_run_goes_on_with_its_account(tmp_path: Path, folder: Pat
     assert rest.privacy_statement.epsilon <= EPSILON
 
 
+@pytest.mark.slow
+def test_the_best_checkpoint_is_loaded_with_the_parameters_of_its_loss_and_certified(
+    tmp_path: Path, folder: Path
+) -> None:
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "learning_rate": 0.3}
+    every = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 5, "save_steps": 5, "max_steps": 15}
+    public = {"privacy": privacy(public_evaluation=True), "eval_dataset": rows(2, CLASSES[:8], count=8)}
+    training = trainer(tmp_path, folder, "SoftmaxLoss", given=public, **best, **every)
+    training.train()
+    assert training.state.best_model_checkpoint is not None
+    assert training.privacy_statement.certified, training.privacy_statement.reasons
+
+
 def test_nothing_of_the_data_is_in_a_checkpoint_its_card_or_a_log(tmp_path: Path, folder: Path) -> None:
     training = trainer(
         tmp_path, folder, save_strategy="steps", save_steps=5, max_steps=5, given={"eval_dataset": rows(2, SCORES)}

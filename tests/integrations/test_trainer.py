@@ -209,7 +209,10 @@ def test_evaluation_on_the_training_data_is_refused_and_on_others_it_is_not(tmp_
         with pytest.raises(ValueError, match="eval_dataset has training data in it"):
             trainer(tmp_path, data=trained, given={"eval_dataset": {"seen": seen}})
     trainer(tmp_path, data=data, given={"eval_dataset": {"others": Texts(8)}})
-    trainer(tmp_path, data=half, given={"eval_dataset": rest})
+    training = trainer(tmp_path, data=half, given={"eval_dataset": rest})
+    with pytest.raises(ValueError, match="eval_dataset has training data in it"):
+        training.evaluate(data)
+    assert "eval_loss" in training.evaluate()
 
 
 def test_a_trainer_trains_once(tmp_path: Path) -> None:
@@ -252,6 +255,35 @@ def test_the_best_checkpoint_by_public_data_is_loaded_and_the_run_is_certified(t
     assert training.state.best_model_checkpoint is not None
     assert training.privacy_statement.certified, training.privacy_statement.reasons
     assert stated(tmp_path)["account"] == ["evaluation data were declared public"]
+    other = tmp_path / f"checkpoint-{15 - int(training.state.best_model_checkpoint.rpartition('-')[2])}"
+    training._load_from_checkpoint(str(other))
+    assert training.privacy_statement.certified, training.privacy_statement.reasons
+    _only_what_was_trained_is_certified(training, tmp_path / "released")
+
+
+def _only_what_was_trained_is_certified(training: Any, folder: Path) -> None:
+    """Not what somebody makes of it afterwards."""
+    trained, model = next(training.model.parameters()), training.model
+    embeddings = next(module for module in model.modules() if "position_ids" in dict(module.named_buffers()))
+
+    def saved() -> dict[str, Any]:
+        training.save_model(str(folder))
+        return stated(folder)
+
+    assert saved()["certified"]
+    with torch.no_grad():
+        trained.mul_(2)
+        assert not training.privacy_statement.certified
+        assert "the trained parameters were changed after the training" in saved()["verdicts"]["content"]["how"]
+        trained.div_(2)
+        assert saved()["certified"]
+        embeddings.position_ids += 1
+        assert "position_ids'] were changed after the training" in saved()["verdicts"]["content"]["how"]
+        embeddings.position_ids -= 1
+    training.model = transformer("BertForSequenceClassification")
+    assert "not the model that was trained" in saved()["verdicts"]["content"]["how"]
+    training.model = model
+    assert saved()["certified"]
 
 
 def test_save_model_leaves_a_statement_beside_the_weights(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Trainers of others, made private: what they do beside the loop that would break the account is refused or translated.
 
 privacy     what a user says of privacy, the same for every trainer
+left        what a training has left in a model, and whether it is still that
 account     the engine of one run, when it must stop, what is saved beside checkpoints, privacy.json
 loading     what a trainer iterates over: one batch for every step
 arguments   settings of transformers that are refused by name, or translated

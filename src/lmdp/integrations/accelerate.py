@@ -77,7 +77,6 @@ def accelerated(
     bare = getattr(stepping, "optimizer", stepping)
     steps = math.ceil(epochs * steps_per_pass(sample_rate_of(loader)[0]) - 1e-9)
     account.attach(prepared, bare, loader, steps=steps, looks_besides=False)
-    bare.register_step_post_hook(lambda *_: account.step_made())  # nothing of a step is seen before it is noted
     if privacy.options.get("seed") is None:  # what is saved of generators then tells neither of steps before nor after
         accelerator.register_save_state_pre_hook(lambda *_: draw_secret_seeds())
     accelerator.register_for_checkpointing(account)

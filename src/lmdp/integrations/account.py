@@ -1,7 +1,7 @@
 """The account of one trainer's run: its engine, when it must stop, what is saved beside checkpoints, privacy.json.
 
     output_dir/privacy.json                     the statement, when the training ends
-    output_dir/privacy_steps.json               how many steps each run here has made, written after every one
+    output_dir/privacy_steps.json               how many steps each run here has made, written before one is released
     output_dir/checkpoint-N/privacy_state.json  what a run that goes on from this checkpoint must know
 
 A run that is interrupted loses the steps after its last checkpoint, but somebody may have seen what came of them (an
@@ -17,6 +17,7 @@ import os
 import random
 import secrets
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch.utils.data import DataLoader
 from lmdp.accounting import check_delta
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, unnoised
 from lmdp.guards.looks import steps_among
+from lmdp.integrations.left import Left
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 from lmdp.private.sampling import PoissonLoader
@@ -57,6 +59,8 @@ class TrainerAccount:
         self._saved_whole: nn.Module | None = None
         self._rest: dict[str, str] = {}
         self._changed: set[str] = set()
+        self._released: set[str] = set()
+        self._left: Left | None = None
         self._not_noted = ""
 
     @property
@@ -126,7 +130,9 @@ class TrainerAccount:
         except BaseException:
             engine.detach()
             raise
-        self._engine, self._loader = engine, drawn
+        self._engine, self._loader, self._module = engine, drawn, module
+        note = weakref.WeakMethod(self.step_made)  # what outlives this account does not keep it
+        engine._attached.ledger.noting = lambda: (noting := note()) and noting()
         if saved_whole is not None:
             self._saved_whole, self._rest = saved_whole, unnoised(saved_whole)
         if privacy.options.get("seed") is None:
@@ -164,7 +170,7 @@ class TrainerAccount:
             )
 
     def step_made(self) -> None:
-        """After every step: note it in `output_dir`, so that it stays charged whatever happens."""
+        """A step is about to be released: note it in `output_dir`, so that it stays charged whatever happens."""
         if self.statement is not None:
             return  # what the optimizer does from now on is no part of this training
         path = self.output_dir / STEPS
@@ -174,9 +180,11 @@ class TrainerAccount:
         """For a checkpoint. Whatever it holds of random generators, the next step draws from others."""
         if self._last is not None:
             return self._last
-        mine = {"name": self._name, "lost_steps": self.lost_steps, "changed": self._changes()}
-        mine |= {"noted_in": str((self.output_dir / STEPS).absolute()), "not_noted": self._not_noted}
-        state = {**self.engine.state_dict(), **mine}
+        state, changed = self.engine.state_dict(), self._changes()
+        self._released.add(state["parameters"])
+        state |= {"name": self._name, "lost_steps": self.lost_steps, "changed": changed}
+        state |= {"noted_in": str((self.output_dir / STEPS).absolute()), "not_noted": self._not_noted}
+        state["released"] = sorted(self._released)
         if self.privacy.options.get("seed") is None:
             draw_secret_seeds()
         return state
@@ -226,6 +234,7 @@ class TrainerAccount:
             logging.getLogger(__name__).warning("not certified: %s", self._not_noted)
         self.lost_steps = lost + charged - steps
         self._changed.update(changed)
+        self._released.update(map(str, state.get("released", ())))
         if charged > steps:
             logging.getLogger(__name__).warning(
                 "%d steps after the checkpoint were lost; they stay charged, and as many fewer are made",
@@ -253,25 +262,22 @@ class TrainerAccount:
         return sorted(self._changed)
 
     def privacy_statement(self) -> PrivacyStatement:
-        """What the steps so far promise."""
-        if self.statement is not None:
-            return self.statement
+        """What the steps so far promise; once the training is over, of the model as it left it."""
+        if self.statement is not None and self._left is not None:
+            return _for_other_content(self.statement, self._left.said())
         statement = self.engine.privacy_statement(self.privacy.target_delta)
         if self._not_noted and statement.verdicts["account"].state != VIOLATED:
             account = Verdict(NOT_ESTABLISHED, self._not_noted)
             statement = replace(statement, verdicts={**statement.verdicts, "account": account})
-        if not (changed := self._changes()):
-            return statement
-        content = Verdict(
-            VIOLATED,
-            f"{changed} changed in training, carry no noise, and are saved with the model; keep what is measured in "
-            "training in a plain attribute",
-        )
-        return replace(statement, verdicts={**statement.verdicts, "content": content})
+        changed, carry = self._changes(), "changed in training, carry no noise, and are saved with the model"
+        told = f"{changed} {carry}; keep what is measured in training in a plain attribute" if changed else ""
+        return _for_other_content(statement, told)
 
-    def stated(self) -> dict[str, Any]:
-        """The content of privacy.json."""
+    def stated(self, model: nn.Module | None = None) -> dict[str, Any]:
+        """The content of privacy.json, beside what was trained or the `model` that is saved."""
         statement = self.privacy_statement()
+        if model is not None and self._left is not None and not self._left.holds(model):
+            statement = _for_other_content(statement, "what is saved is not the model that was trained")
         said = {
             f"{self.lost_steps} of the steps were lost in an interruption, and stay charged": self.lost_steps,
             "training losses were logged: they are not private, and not covered": self.privacy.log_private_loss,
@@ -279,20 +285,29 @@ class TrainerAccount:
         }
         return {**statement.to_dict(), "account": [sentence for sentence, holds in said.items() if holds]}
 
-    def publish(self, folder: str | Path | None = None) -> None:
+    def publish(self, folder: str | Path | None = None, model: nn.Module | None = None) -> None:
         """Write privacy.json beside what is released."""
         if self.attached:
-            write_json(Path(folder or self.output_dir) / STATEMENT, self.stated())
+            write_json(Path(folder or self.output_dir) / STATEMENT, self.stated(model))
 
     def close(self) -> None:
         """State what was spent, write it, and make the model ordinary again."""
         if self._engine is None or self.statement is not None:
             return
-        self.statement = self.privacy_statement()
-        self._last = self.state_dict()
+        statement, self._last = self.privacy_statement(), self.state_dict()
+        run = self._engine._attached
+        self._left = Left(self._saved_whole or self._module, run.capture.parameters, self._released)
+        self.statement = statement
         self._engine.detach()
         self._loader = None
         self.publish()
+
+
+def _for_other_content(statement: PrivacyStatement, said: str) -> PrivacyStatement:
+    """The same, of a model of which this is said; nothing has to be."""
+    if not said:
+        return statement
+    return replace(statement, verdicts={**statement.verdicts, "content": Verdict(VIOLATED, said)})
 
 
 def draw_secret_seeds() -> None:

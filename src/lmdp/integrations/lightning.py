@@ -15,11 +15,12 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lmdp.integrations.account import TrainerAccount
 from lmdp.integrations.arguments import BY_EVALUATION, PUBLIC, Refusal
-from lmdp.integrations.loading import TrainerLoader
+from lmdp.integrations.loading import TrainerLoader, refuse_members
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 
@@ -153,7 +154,8 @@ class DPCallback(L.Callback):  # type: ignore[misc]
         self._refuse(trainer)
         self._trainer = trainer
         self.account.output_dir = Path(self._output_dir or trainer.default_root_dir)
-        object.__setattr__(pl_module, "log", self._gate(pl_module.log))
+        for logging in (pl_module, *trainer.callbacks):  # Lightning has given callbacks the module's own
+            object.__setattr__(logging, "log", self._gate(logging.log))
         object.__setattr__(pl_module, "training_step", _with_a_loss(pl_module.training_step))
 
     def _refuse(self, trainer: Any) -> None:
@@ -240,8 +242,18 @@ class DPCallback(L.Callback):  # type: ignore[misc]
                 getattr(callback, event)(trainer, module, *args)
         getattr(module, event)(*args)
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._refuse_members(trainer.val_dataloaders)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._refuse_members(trainer.test_dataloaders)
+
+    def _refuse_members(self, loaders: Any) -> None:
+        if self._loader is not None and loaders is not None:
+            data = [getattr(each, "dataset", None) for each in CombinedLoader(loaders, "sequential").flattened]
+            refuse_members("a data loader of evaluation", data, self._loader.dataset)
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.account.step_made()
         if self.account.exhausted:
             trainer.should_stop = True
 
@@ -253,6 +265,8 @@ class DPCallback(L.Callback):  # type: ignore[misc]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._end(pl_module)
+        if stage == "fit":
+            self.account.publish()  # once more: others have had their on_train_end since
 
     def _end(self, module: Any) -> None:
         self.account.close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from lmdp.integrations.account import TrainerAccount
 from lmdp.processes import sample_rate_of, steps_per_pass
@@ -51,3 +51,28 @@ class TrainerLoader:
                 self._pass_over(batch)
             else:
                 yield self._place(batch)
+
+
+def refuse_members(setting: str, evaluated: Iterable[Any], train: Any) -> None:
+    """Raise where one of the datasets that are evaluated has training data in it."""
+    if any(data is not None and share_rows(data, train) for data in evaluated):
+        raise ValueError(
+            f"{setting} has training data in it: what is measured on it is private, and would be logged. Pass other "
+            "people's data, or none."
+        )
+
+
+def rows_of(data: Any) -> tuple[Any, set[int] | None]:
+    """What a dataset is a part of, and which of its rows it has; None for all."""
+    if not isinstance(data, Subset):
+        return data, None
+    places = [int(place) for place in data.indices]
+    while isinstance(data := data.dataset, Subset):
+        places = [int(data.indices[place]) for place in places]
+    return data, set(places)
+
+
+def share_rows(one: Any, other: Any) -> bool:
+    """Whether both are the same dataset, or parts of one that have rows in common."""
+    (whole, rows), (another, others) = rows_of(one), rows_of(other)
+    return whole is another and (rows is None or others is None or not rows.isdisjoint(others))

@@ -87,10 +87,18 @@ class DPSentenceTransformerTrainer(PrivateTraining, SentenceTransformerTrainer):
 
     def attach(self) -> None:
         """Parameters of the loss are not in the checkpoints of sentence-transformers."""
-        if self.resumed_from is not None and (mine := self._of_loss()):
-            for name, tensor in load_file(self.resumed_from / LOSS).items():
-                mine[name].data.copy_(tensor)
+        if self.resumed_from is not None:
+            self._load_loss(self.resumed_from)
         super().attach()
+
+    def _load_loss(self, folder: Path) -> None:
+        if mine := self._of_loss():
+            for name, tensor in load_file(folder / LOSS).items():
+                mine[name].data.copy_(tensor)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_loss(Path(self.state.best_model_checkpoint))
 
     def save_account(self, folder: Path) -> None:
         if mine := self._of_loss():

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from lmdp.integrations.account import TrainerAccount
 from lmdp.integrations.arguments import adapted, refuse_followers
-from lmdp.integrations.loading import TrainerLoader
+from lmdp.integrations.loading import TrainerLoader, refuse_members
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 
@@ -46,7 +46,8 @@ class PrivateTraining(Following):  # type: ignore[misc]
         self.resumed_from: Path | None = None
         self._state: dict[str, Any] | None = None
         self._ends_at = math.inf
-        self._refuse_members()
+        others = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        refuse_members("eval_dataset", others, self.train_dataset)
         self.callback_handler.callbacks.insert(0, KeepAccount(self))
 
     @property
@@ -154,8 +155,14 @@ class PrivateTraining(Following):  # type: ignore[misc]
 
     def save_model(self, output_dir: str | None = None, *more: Any, **given: Any) -> None:
         """With privacy.json beside it."""
-        self.account.publish(output_dir or self.args.output_dir)
+        self.account.publish(output_dir or self.args.output_dir, self.model)
         super().save_model(output_dir, *more, **given)
+
+    def evaluate(self, eval_dataset: Any = None, *more: Any, **given: Any) -> Any:
+        """As the trainer's own; what it measures is logged, so that training data are refused."""
+        others = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+        refuse_members("eval_dataset", others, self.train_dataset)
+        return super().evaluate(eval_dataset, *more, **given)
 
     def hyperparameter_search(self, *args: Any, **given: Any) -> Any:
         raise ValueError(
@@ -167,32 +174,8 @@ class PrivateTraining(Following):  # type: ignore[misc]
         """Not saved: whoever knows it knows the dropout of the steps that follow."""
 
     def _load_best_model(self) -> None:
-        self.account.close()  # what is loaded was released by one of these steps
+        self.account.close()  # what is loaded was released by one of these steps, which the account sees
         super()._load_best_model()
-
-    def _refuse_members(self) -> None:
-        others = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        if any(data is not None and share_rows(data, self.train_dataset) for data in others):
-            raise ValueError(
-                "eval_dataset has training data in it: what is measured on it is private, and would be logged. Pass "
-                "other people's data, or none."
-            )
-
-
-def rows_of(data: Any) -> tuple[Any, set[int] | None]:
-    """What a dataset is a part of, and which of its rows it has; None for all."""
-    if not isinstance(data, Subset):
-        return data, None
-    places = [int(place) for place in data.indices]
-    while isinstance(data := data.dataset, Subset):
-        places = [int(data.indices[place]) for place in places]
-    return data, set(places)
-
-
-def share_rows(one: Any, other: Any) -> bool:
-    """Whether both are the same dataset, or parts of one that have rows in common."""
-    (whole, rows), (another, others) = rows_of(one), rows_of(other)
-    return whole is another and (rows is None or others is None or not rows.isdisjoint(others))
 
 
 class KeepAccount(TrainerCallback):  # type: ignore[misc]
@@ -211,7 +194,6 @@ class KeepAccount(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self._trainer
-        trainer.account.step_made()
         state.epoch = state.global_step / len(trainer.callback_handler.train_dataloader)
         control.should_training_stop |= trainer.account.exhausted
 
