@@ -51,6 +51,21 @@ def test_a_promise_that_limits_little_is_said_to() -> None:
     assert promise(replace(sample.dpsgd(), privacy=infinite)).startswith("Nothing")
 
 
+@pytest.mark.parametrize("unit, told", [("example", "Not one person"), ("user", "One user, with all its rows")])
+def test_the_unit_is_that_of_the_statement(unit: str, told: str) -> None:
+    one = replace(sample.dpsgd(), privacy={**(sample.dpsgd().privacy or {}), "unit": unit})
+    story = sample.story(trained=(one,))
+    assert told in render(story)
+    assert told in card(story)
+
+
+def test_the_number_of_examples_says_that_canaries_are_in_it() -> None:
+    planted = {**(sample.dpsgd().privacy or {}), "examples": {"trained_on": 900, "held_out": 100, "canaries": 300}}
+    identity = dict(facts(replace(sample.dpsgd(), privacy=planted), sample.story()).identity)
+    assert identity["examples trained on (N)"].endswith(", with those of 300 planted canaries that are in")
+    assert "canaries" not in dict(facts(sample.dpsgd(), sample.story()).identity)["examples trained on (N)"]
+
+
 def test_what_is_not_certified_is_never_called_so() -> None:
     doubted = replace(sample.lm(reasons=["so"]), limit=0.2)
     fact = facts(doubted, sample.story())

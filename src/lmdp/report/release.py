@@ -105,8 +105,9 @@ def promise(trained: Trained) -> str:
     if limit > 0.9:
         return f"Little: with {numbers}, nearly every member may be recognised at 1 % false alarms."
     claimed = "" if is_certified(trained.privacy) else "Claimed, not certified: "
+    one = f"one {trained.privacy.get('unit', 'example')}"
     return (
-        f"{claimed}Somebody has the model and knows all data but one example, and tries to tell whether that one was "
+        f"{claimed}Somebody has the model and knows all data but {one}, and tries to tell whether that one was "
         f"trained on. At 1 % false alarms, at most {_percent(limit)} of members can be recognised ({numbers}); "
         "guessing recognises 1 %."
     )
