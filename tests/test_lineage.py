@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -243,7 +244,9 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def trained(model: nn.Module, passes: int = 3, average: lmdp.WeightAverage | None = None) -> lmdp.PrivacyEngine:
+def trained(
+    model: nn.Module, passes: int = 3, average: lmdp.WeightAverage | None = None, state: dict[str, Any] | None = None
+) -> lmdp.PrivacyEngine:
     x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x, torch.arange(32) % 3), batch_size=8)
     engine = lmdp.PrivacyEngine()
@@ -251,6 +254,8 @@ def trained(model: nn.Module, passes: int = 3, average: lmdp.WeightAverage | Non
     model, optimizer, loader = engine.make_private(
         module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0, method="dpsgd"
     )
+    if state is not None:
+        engine.load_state_dict(state)
     for _ in range(passes):
         for batch, label in loader:
             optimizer.zero_grad()
@@ -265,9 +270,9 @@ def test_weights_of_an_engine_that_was_forgotten_without_a_statement_are_known()
     first = perceptron()
     steps = [trained(first).steps]
     gc.collect()
-    copy = perceptron()
-    copy.load_state_dict(first.state_dict())
-    again = trained(copy)
+    begun = perceptron()
+    begun.load_state_dict(first.state_dict())
+    again = trained(begun)
     steps.append(again.steps)
     mechanism = again.mechanism
     alone = [mechanism.epsilon(many, DELTA) for many in (*steps, sum(steps))]
@@ -290,11 +295,30 @@ def test_who_begins_with_an_average_begins_after_what_the_averaged_weights_cost(
     weights = {name.removeprefix("weights/"): tensor for name, tensor in read(average).items()}
     if ends == "with a statement" and engine is not None:
         engine.privacy_statement(DELTA)
-    copy = perceptron()
-    copy.load_state_dict(weights, strict=False)
-    again = trained(copy)
+    begun = perceptron()
+    begun.load_state_dict(weights, strict=False)
+    again = trained(begun)
     assert again.get_epsilon(DELTA) == pytest.approx(again.mechanism.epsilon(steps + again.steps, DELTA))
     assert again.privacy_statement(DELTA).certified == (ends != "before it is read")
+
+
+def test_steps_that_were_noted_after_the_state_of_a_resumed_run_are_counted() -> None:
+    model = perceptron()
+    first = trained(model, passes=1)
+    state, weights = first.state_dict(), copy.deepcopy(model.state_dict())
+    at = first.steps
+    for _ in range(2):  # each goes on from the same state, and releases something else
+        model = perceptron()
+        model.load_state_dict(weights)
+        again = trained(model, passes=2, state=state)
+        again.privacy_statement(DELTA)
+    last = perceptron()
+    last.load_state_dict(weights)
+    engine = trained(last, passes=1, state=state)
+    statement = engine.privacy_statement(DELTA)
+    lost = 2 * (again.steps - at)
+    assert statement.epsilon == pytest.approx(engine.mechanism.epsilon(engine.steps + lost, DELTA))
+    assert any(f"{lost} steps of this run were noted after" in verdict.how for verdict in statement.verdicts.values())
 
 
 def test_a_resumed_run_keeps_what_it_had_behind_it_whatever_is_loaded_first() -> None:

@@ -47,6 +47,13 @@ def earlier(parameters: Mapping[str, Tensor]) -> tuple[Spending, ...]:
     return together(spent)
 
 
+def steps_noted(run: str) -> int:
+    """The most steps that were ever noted of this training."""
+    path = _index()
+    entries = [] if path is None else [_entry(line) for line in _lines(path) if run in line]
+    return max((one.steps for entry in entries if entry for one in entry[1] if one.run == run), default=0)
+
+
 def record(parameters: Mapping[str, Tensor], spent: Sequence[Spending]) -> None:
     """Remember that these weights were released. What cannot be written is warned of: the training itself is sound."""
     append(set(digests(parameters, casts=True)), spent)

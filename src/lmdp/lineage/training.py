@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdp.accounting import Mechanism
 from lmdp.data.records import encoded
-from lmdp.lineage.index import append, blind, digests, earlier
+from lmdp.lineage.index import append, blind, digests, earlier, steps_noted
 from lmdp.lineage.spending import Spending, epsilon_of, spendings, together
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Lineage:
     Made before the first step, from everything that is saved with the model: frozen weights cost what they cost too.
     `run` names a training that is continued; its steps so far are then no earlier ones. `inherited` is what such a
     training knew of when it began. `unit` is whose privacy it keeps.
+    `lost`: steps that such a training made, and its saved state does not know of.
     """
 
     def __init__(
@@ -37,35 +38,39 @@ class Lineage:
         self.earlier = tuple(one for one in before if one.noise_multiplier or not self._differs(one))
         self.open = tuple(one for one in before if one not in self.earlier)
         self._fresh = set() if before else set(digests(parameters, casts=True))
+        self.lost = 0
 
     def _differs(self, one: Spending) -> bool:
         return bool(one.dataset and self.dataset) and one.dataset != self.dataset
 
     def state(self) -> dict[str, Any]:
         """For a saved run: its name, and what it had behind it."""
-        return {"run": self.run, "earlier": encoded(self.earlier)}
+        return {"run": self.run, "earlier": encoded(self.earlier), "lost": self.lost}
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """This is the training of that state, continued: its steps so far are no earlier ones."""
+    def go_on(self, state: Mapping[str, Any], *, losing: bool = True) -> None:
+        """This is the training of that state, continued: its steps so far are no earlier ones. `losing`: those that
+        were noted after it are lost, unless whoever keeps the run counts or repeats them."""
         self.run = str(state.get("run", "")) or self.run
         behind = spendings(state.get("earlier", []), "the saved state")
         self.earlier = tuple(one for one in together([*behind, *self.earlier]) if one.run != self.run)
+        steps, lost = int(state.get("steps", 0)), int(state.get("lost", 0))
+        self.lost = max(lost, steps_noted(self.run) - steps) if losing else lost
 
     def steps_of(self, parameters: Mapping[str, Tensor]) -> int:
-        """How many steps of this training are known to have been made for these weights."""
-        return max((one.steps for one in earlier(parameters) if one.run == self.run), default=0)
+        """How many steps of this training are known to have been made for these weights, those that are lost aside."""
+        return max((one.steps for one in earlier(parameters) if one.run == self.run), default=0) - self.lost
 
     def spent(
         self, noise_multiplier: float, sample_rate: float, steps: int, *, certified: bool = True
     ) -> tuple[Spending, ...]:
         """By the earlier trainings and by this one, so far."""
-        now = Spending(self.run, noise_multiplier, sample_rate, steps, self.dataset, certified, self.unit)
+        now = Spending(self.run, noise_multiplier, sample_rate, steps + self.lost, self.dataset, certified, self.unit)
         return together([*self.earlier, now])
 
     def epsilon(self, mechanism: Mechanism, steps: int, delta: float) -> float:
         """Of all of it; of this training alone, where it began with fresh weights."""
         if not self.earlier:
-            return mechanism.epsilon(steps, delta)
+            return mechanism.epsilon(steps + self.lost, delta)
         spent = self.spent(mechanism.noise_multiplier, mechanism.sample_rate, steps)
         return epsilon_of(spent, delta=delta, accountant=mechanism.accountant)
 
@@ -101,6 +106,11 @@ class Lineage:
             said.append(
                 f"the model began with weights that earlier trainings released ({len(self.earlier)}, of {steps} steps, "
                 f"on {which}): epsilon is that of all of them together"
+            )
+        if self.lost:
+            said.append(
+                f"{self.lost} steps of this run were noted after those of the state that it goes on from: they are "
+                "counted in epsilon, and not among its steps"
             )
         if self.open:
             said.append("the model began with weights that were trained on other data without privacy: they are public")

@@ -157,7 +157,7 @@ class Run:
         self.watch.judgement.inherit(state.get("said", {}))
         self.watch.inherit(state.get("open", {}))
         self.watch.content.restart()
-        self.open_lineage().go_on(state)
+        self.open_lineage().go_on(state, losing=self._noted.records)
         self.look_for_later_steps()
         self.step.source.restore(dict(state.get("source", {})))
         self._continues = str(state.get("parameters", ""))
