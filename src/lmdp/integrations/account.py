@@ -160,7 +160,8 @@ class TrainerAccount:
             engine.load_state_dict(state)
             self._name = str(state["name"])
         delta = self.privacy.target_delta
-        together, alone = engine.get_epsilon(delta), engine.mechanism.epsilon(engine.steps, delta)
+        charged = engine.steps + engine._attached.open_lineage().lost  # of this training, whichever were resumed
+        together, alone = engine.get_epsilon(delta), engine.mechanism.epsilon(charged, delta)
         if together > alone and not self.privacy.compose:
             raise ValueError(
                 f"the model begins with weights that earlier private trainings released: with those, epsilon is "
