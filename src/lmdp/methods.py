@@ -150,8 +150,11 @@ METHODS: dict[str, Method] = _by_name(
 )
 
 
-def check_source(name: str, method: Method, public_data: Any, private: Any) -> None:
-    """Refuse a source that does not exist, that the method cannot have, or that lacks its public data."""
+def check_source(name: str, method: Method, public_data: Any, common: int) -> None:
+    """Refuse a source that does not exist, that the method cannot have, or that lacks its public data.
+
+    `common`: how many examples of the public data are private ones.
+    """
     if name not in SOURCES:
         raise ValueError(f"weights is {name!r}; it must be one of {', '.join(SOURCES)}")
     if method.reweighted and name not in method.sources:
@@ -162,8 +165,11 @@ def check_source(name: str, method: Method, public_data: Any, private: Any) -> N
         )
     if SOURCES[name].needs_public_data and public_data is None:
         raise ValueError(f"weights={name!r} needs public_data: (inputs, targets), a dataset or a data loader")
-    if public_data is not None and getattr(public_data, "dataset", public_data) is private:
-        raise ValueError("public_data is the private dataset itself. Pass examples that are public and not in it.")
+    if public_data is not None and common:
+        raise ValueError(
+            f"public_data has {common} examples of the private dataset itself (the same dataset, a part of it, or the "
+            "same tensors). Pass examples that are public and not in it."
+        )
 
 
 def check_unit_gain(method: Method, source: str) -> None:

@@ -12,7 +12,7 @@ stated in units. What a dataset here draws at random for a unit follows from tha
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lmdp.guards import refuse_repeated
 
@@ -46,12 +46,20 @@ class Unit:
     @classmethod
     def of(cls, dataset: Any, given: Unit | None) -> Unit:
         """The unit that was given, that of a dataset which hands out units, or one row."""
-        mine = getattr(dataset, "unit", None)
+        refuse_joined(dataset)
+        mine = getattr(_whole(dataset), "unit", None)
         handed_out = mine if isinstance(mine, Unit) else None
         if given is not None and not isinstance(given, Unit):
             raise TypeError(f"unit is {given!r}; it must be lmdp.Unit(name, rows), such as lmdp.Unit('example', 4)")
         if given is not None and handed_out is not None and given != handed_out:
             raise ValueError(f"unit is {given}, but the dataset hands out {handed_out}; leave unit out")
+        if given is not None and handed_out is None and given.name != cls().name:
+            raise ValueError(
+                f"unit is {given}, but the dataset hands out examples, and nobody knows whose each is: a statement "
+                f"about one {given.name} would rest on nothing. Pass lmdp.PerUser(dataset, users, rows={given.rows}, "
+                f"name={given.name!r}), which is told whose each row is (range(len(dataset)) where each is another's); "
+                "a dataset of your own that groups them has the unit as its attribute `unit`."
+            )
         return given or handed_out or cls()
 
     def relation(self, of_examples: str) -> str:
@@ -70,7 +78,17 @@ class _Units(Dataset[Any]):
 
     def __init__(self, seed: int | None) -> None:
         self.moment: Callable[[], int] | None = None
-        self._key = secrets.randbits(64) if seed is None else seed
+        self._key, self._seed = secrets.randbits(64) if seed is None else seed, seed
+
+    @property
+    def doubt(self) -> str:
+        """Why what is drawn here might tell of others; "" where it cannot."""
+        if self._seed is None:
+            return ""
+        return (
+            f"what is drawn for each {self.unit.name} follows from a seed ({self._seed}) and its place in the data: to "
+            f"whoever knows the seed, one {self.unit.name} less changes what is drawn for others. Leave seed out"
+        )
 
     def share_key(self, same: Callable[[int], int]) -> None:
         """Several processes draw the same for a unit: by the key of the first, which `same` gives to all."""
@@ -94,13 +112,24 @@ class Views(_Units):
     """Every example of `dataset` in `views` random views; what follows its first tensor is the same in all of them.
 
     augment  makes a view of a row, from uniform numbers that are drawn for this row alone
-    seed     makes views repeatable: with `moment` (how many steps have been made) they follow from these two and the
-             example, so that a run that is interrupted, or makes its batches in other parts, sees the same ones
+    seed     makes views repeatable, and the run not certified: with `moment` (how many steps have been made) they
+             follow from these two and the place of the example, so that a run that is interrupted, or makes its
+             batches in other parts, sees the same ones
     """
 
     def __init__(self, dataset: Dataset[Any], views: int, augment: Augment, *, seed: int | None = None) -> None:
         super().__init__(seed)
+        refuse_repeated(dataset)
         self.dataset, self.unit, self._augment = dataset, Unit("example", views), augment
+
+    @property
+    def __lmdp_examples_of__(self) -> Dataset[Any]:
+        """Example by example, what they are made of."""
+        return self.dataset
+
+    def stored(self, index: int) -> list[Any]:
+        """Of an example, before anything is drawn."""
+        return [self.dataset[index]]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -130,10 +159,11 @@ class Views(_Units):
 class PerUser(_Units):
     """The rows of `dataset`, user by user: `rows` of each, always as many, which is a public number.
 
-    users  of every row, whose it is
+    users  of every row, whose it is: text, bytes or whole numbers (or tuples of these), equal for all rows of one user
     rows   of a user who has more, as many are chosen at random each time, and the rest is left out; of one who has
            fewer, rows come again. Their mean is what counts, so every user counts alike
     name   what a user is called in the privacy statement
+    seed   makes the choice of rows repeatable, and the run not certified
     """
 
     def __init__(
@@ -146,15 +176,23 @@ class PerUser(_Units):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
-        size = len(dataset)  # type: ignore[arg-type]
-        if len(users) != size:
-            raise ValueError(f"users names {len(users)} rows, but the dataset has {size}; one user for each row")
+        named, size = _names(users), len(dataset)  # type: ignore[arg-type]
+        if len(named) != size:
+            raise ValueError(f"users names {len(named)} rows, but the dataset has {size}; one user for each row")
         refuse_repeated(dataset)
         self.dataset, self.unit = dataset, Unit(name, rows)
         places: dict[Hashable, list[int]] = {}
-        for row, user in enumerate(users.tolist() if hasattr(users, "tolist") else users):
+        for row, user in enumerate(named):
             places.setdefault(user, []).append(row)
-        self._places = list(places.values())
+        self._users, self._places = list(places), list(places.values())
+
+    def user(self, index: int) -> Hashable:
+        """Who this is, by the name that `users` has."""
+        return self._users[index]
+
+    def stored(self, index: int) -> list[Any]:
+        """All rows of a user, before any are chosen."""
+        return [self.dataset[place] for place in self._places[index]]
 
     def __len__(self) -> int:
         """How many users there are."""
@@ -164,6 +202,79 @@ class PerUser(_Units):
         places = self._places[index]
         order = np.random.default_rng(self._drawn_for(index)).permutation(len(places))
         return [self.dataset[places[order[k % len(places)]]] for k in range(self.unit.rows)]
+
+
+def _whole(dataset: Any) -> Any:
+    """What a Subset, of a Subset, takes its items from."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def drawing(dataset: Any) -> Views | PerUser | None:
+    """What draws for units here, whole or in part."""
+    whole = _whole(dataset)
+    return whole if isinstance(whole, Views | PerUser) else None
+
+
+def refuse_joined(dataset: Any) -> None:
+    """Raise where datasets of units are joined: nobody would see that one unit is in several of them."""
+    joined = _whole(dataset)
+    if not isinstance(joined, ConcatDataset):
+        return
+    for part in joined.datasets:
+        refuse_joined(part)
+        if (units := drawing(part)) is not None:
+            remedy = (
+                "lmdp.PerUser(ConcatDataset([a, b]), [*users_of_a, *users_of_b], rows)"
+                if isinstance(units, PerUser)
+                else "lmdp.Views(ConcatDataset([a, b]), views, augment)"
+            )
+            raise ValueError(
+                f"a ConcatDataset joins datasets of {units.unit.name}s ({type(units).__name__}): one who is in several "
+                f"would be drawn, and count, as often. Join the rows first: {remedy}."
+            )
+
+
+NAMED = (str, bytes, int, bool)
+"""What names a user: equal where it looks equal."""
+
+
+def _names(users: Any) -> list[Hashable]:
+    """Of every row, whose it is, as values of Python; raise where rows of one user could have names that differ."""
+    tabular = isinstance(users, Mapping) or hasattr(users, "columns") or hasattr(users, "column_names")
+    if tabular or isinstance(users, str | bytes | Set) or not hasattr(users, "__len__"):
+        raise TypeError(
+            f"users is a {type(users).__name__}; it must be a list, or one column, with the user of every row in the "
+            "order of the rows, such as frame['user'].tolist() or [user_of[row] for row in range(len(dataset))]"
+        )
+    listed = next((getattr(users, name)() for name in ("tolist", "to_pylist") if hasattr(users, name)), users)
+    names = [_name(row, user) for row, user in enumerate(listed)]
+    first = sorted({_kind(name): row for row, name in reversed(list(enumerate(names)))}.values())
+    if len(first) > 1:
+        told = ", ".join(f"row {row} has {names[row]!r}" for row in first)
+        raise TypeError(
+            f"users are named by several kinds of values: {told}. One user could have two names, as 7 and '7'. Name "
+            "all alike, such as [str(user) for user in users]."
+        )
+    return names
+
+
+def _name(row: int, user: Any) -> Hashable:
+    if isinstance(user, Tensor | np.ndarray | np.generic) and np.prod(user.shape) == 1:
+        user = user.item()
+    parts = user if type(user) is tuple and user else (user,)
+    if all(type(part) in NAMED for part in parts):
+        return user  # type: ignore[no-any-return]
+    raise TypeError(
+        f"row {row} has the user {user!r} ({type(user).__name__}); a user is named by text, bytes or a whole number "
+        "(or a tuple of these), the same for all rows of one person. Rows of nobody known (None, NaN) may be one "
+        "person's: leave them out, or name whose they are. Write names of other kinds as text or whole numbers."
+    )
+
+
+def _kind(name: Any) -> Any:
+    return tuple(map(type, name)) if isinstance(name, tuple) else type(name)
 
 
 def _columns(dataset: Any, indices: Tensor) -> Sequence[Any]:

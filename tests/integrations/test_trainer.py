@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, default_data_collator
 
-from lmdp import PrivacyEngine
+from lmdp import PerUser, PrivacyEngine
 from lmdp.integrations import Privacy
 from lmdp.integrations.account import TrainerAccount
 from tests.certified.case import BATCH, EXAMPLES
@@ -205,7 +205,8 @@ def test_no_random_state_is_saved_and_the_public_seed_is_not_used(tmp_path: Path
 def test_evaluation_on_the_training_data_is_refused_and_on_others_it_is_not(tmp_path: Path) -> None:
     data = Texts()
     half, rest = Subset(data, range(0, len(data), 2)), Subset(data, range(1, len(data), 2))
-    for trained, seen in ((data, data), (data, rest), (half, Subset(half, [1])), (half, Subset(data, [1, 2]))):
+    parts = [(data, data), (data, rest), (half, Subset(half, [1])), (half, Subset(data, [1, 2]))]
+    for trained, seen in [*parts, (PerUser(data, range(len(data)), rows=1), rest)]:
         with pytest.raises(ValueError, match="eval_dataset has training data in it"):
             trainer(tmp_path, data=trained, given={"eval_dataset": {"seen": seen}})
     trainer(tmp_path, data=data, given={"eval_dataset": {"others": Texts(8)}})
@@ -213,6 +214,19 @@ def test_evaluation_on_the_training_data_is_refused_and_on_others_it_is_not(tmp_
     with pytest.raises(ValueError, match="eval_dataset has training data in it"):
         training.evaluate(data)
     assert "eval_loss" in training.evaluate()
+
+
+def test_a_collator_of_rows_is_refused_for_users_and_the_remedies_train(tmp_path: Path) -> None:
+    def joined(units: list[list[Any]]) -> Any:
+        return default_data_collator([row for unit in units for row in unit])
+
+    users = PerUser(Texts(), [row // 3 for row in range(EXAMPLES)], rows=2)
+    with pytest.raises(TypeError, match=r"data_collator=dataset\.collate"):
+        trainer(tmp_path, data=users, max_steps=1).train()
+    for collate in (users.collate, joined):
+        training = trainer(tmp_path, data=users, max_steps=1, given={"data_collator": collate})
+        training.train()
+        assert training.engine.mechanism.unit == "user"
 
 
 def test_a_trainer_trains_once(tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import lmdp
 from lmdp.data.augment import AUGMENTATIONS, augmentation
+from lmdp.guards import common_examples
 from lmdp.methods import METHODS
 from lmdp.units import COLUMNS
 from tests.gradients.reference import layer_norms, one_by_one
@@ -116,7 +118,7 @@ def test_removing_any_unit_with_all_its_rows_moves_what_is_released_by_at_most_t
     released = []
     for last in (batch, neighbour):
         engine, model, optimizer = private_probe(
-            batch.flatten(0, 1), method=method, weights=weights, public_data=public, unit=lmdp.Unit("user", rows)
+            batch.flatten(0, 1), method=method, weights=weights, public_data=public, unit=lmdp.Unit("example", rows)
         )
         step(model, optimizer, batch.flatten(0, 1))
         released.append(step(model, optimizer, last.flatten(0, 1)))
@@ -223,7 +225,7 @@ def test_a_loop_that_makes_the_views_itself_says_so_by_the_unit() -> None:
 
 def test_a_loop_that_passes_other_rows_than_the_unit_has_is_refused() -> None:
     _, model, optimizer, loader = private(DataLoader(images(), batch_size=BATCH), unit=lmdp.Unit("example", 2))
-    with pytest.raises((RuntimeError, ValueError), match="rows"):
+    with pytest.raises((RuntimeError, ValueError), match=r"number of (rows|examples)"):
         train(model, optimizer, loader)
 
 
@@ -307,3 +309,183 @@ def test_what_is_no_unit_is_refused_with_a_remedy() -> None:
         private(views().loader(BATCH), unit=lmdp.Unit("user", 2))
     with pytest.raises(ValueError, match="flip"):
         augmentation(["flop"])
+
+
+def column(names: list[int]) -> Any:
+    """As a table of Hugging Face hands it out when it is asked for tensors."""
+    datasets = pytest.importorskip("datasets", reason="an optional extra")
+    return datasets.Dataset.from_dict({"user": names}).with_format("torch")["user"]
+
+
+NAMED_ALIKE: dict[str, Any] = {
+    "a list": list,
+    "a tensor": torch.tensor,
+    "an array": np.array,
+    "tensors without dimensions": lambda names: [torch.tensor(name) for name in names],
+    "tensors of one number": lambda names: [torch.tensor([name]) for name in names],
+    "numbers of numpy": lambda names: [np.int64(name) for name in names],
+    "a column of tensors": column,
+    "texts of numpy": lambda names: np.array([f"user {name}" for name in names]),
+    "texts": lambda names: [f"user {name}" for name in names],
+    "bytes": lambda names: [b"%d" % name for name in names],
+    "tuples": lambda names: [("a", name) for name in names],
+}
+
+
+@pytest.mark.parametrize("kind", NAMED_ALIKE)
+def test_rows_of_one_user_are_together_however_users_are_named(kind: str) -> None:
+    data = lmdp.PerUser(images(), NAMED_ALIKE[kind]([row // 6 for row in range(N)]), rows=2)
+    assert len(data) == 5
+    assert [len(data.stored(user)) for user in range(5)] == [6] * 5
+
+
+class Frame:
+    """What a table of pandas or polars has in common: its length is that of its rows, and it iterates its columns."""
+
+    columns = ("user",) * N
+
+    def __len__(self) -> int:
+        return N
+
+
+NAMED_UNLIKE: dict[str, tuple[Any, str]] = {
+    "nan": (np.full(N, np.nan), "row 0 has the user nan"),
+    "none": ([0] * 4 + [None] * (N - 4), "row 4 has the user None.*leave them out"),
+    "objects": ([object() for _ in range(N)], "row 0 has the user .*as text or whole numbers"),
+    "rows of a matrix": (torch.zeros(N, 2), "row 0 has the user"),
+    "tensors of two": ([torch.zeros(2)] * N, "row 0 has the user"),
+    "tuples of tensors": ([(torch.tensor(1),)] * N, "row 0 has the user"),
+    "a dictionary": (dict.fromkeys(range(N), 0), "users is a dict.*order of the rows"),
+    "a set": (set(range(N)), "users is a set"),
+    "one text": ("a" * N, "users is a str"),
+    "a table": (Frame(), "users is a Frame"),
+    "a generator": ((0 for _ in range(N)), "users is a generator"),
+    "numbers and their digits": ([7] * 4 + ["7"] * (N - 4), "row 0 has 7, row 4 has '7'.*Name all alike"),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED_UNLIKE)
+def test_users_of_whom_nobody_can_tell_whether_they_are_the_same_are_refused(kind: str) -> None:
+    users, told = NAMED_UNLIKE[kind]
+    with pytest.raises(TypeError, match=told):
+        lmdp.PerUser(images(), users, rows=2)
+
+
+def unchanged(rows: Tensor, uniforms: Tensor) -> Tensor:
+    return rows
+
+
+def repeated(kind: str) -> Dataset[Any]:
+    plain = images()
+    again = {"joined": ConcatDataset([plain, plain]), "named": Subset(plain, [*range(N), 0, 0])}
+    return again[kind]
+
+
+@pytest.mark.parametrize("kind", ["joined", "named"])
+def test_views_of_repeated_examples_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="Take each once"):
+        lmdp.Views(repeated(kind), K, unchanged)
+    later = views()
+    later.dataset = repeated(kind)
+    with pytest.raises(ValueError, match="Take each once"):
+        private(later.loader(BATCH))
+
+
+@pytest.mark.parametrize("make", [views, users])
+def test_datasets_of_units_that_are_joined_are_refused_and_the_remedy_trains(make: Any) -> None:
+    first = make()
+    joined: ConcatDataset[Any] = ConcatDataset([first, Subset(make(), [0])])
+    for wrapped in (joined, Subset(joined, [0, 1])):
+        with pytest.raises(ValueError, match=f"Join the rows first: lmdp.{type(first).__name__}"):
+            private(DataLoader(wrapped, batch_size=BATCH, collate_fn=first.collate), unit=first.unit)
+    rows: ConcatDataset[Any] = ConcatDataset([images(), images()])
+    remedy = lmdp.PerUser(rows, [*range(N), *range(N)], K) if make is users else lmdp.Views(rows, K, unchanged)
+    _, model, optimizer, loader = private(remedy.loader(BATCH))
+    train(model, optimizer, loader)
+
+
+def test_some_of_the_users_are_users() -> None:
+    data = users()
+    loader: DataLoader[Any] = DataLoader(Subset(data, range(9)), batch_size=3, collate_fn=data.collate)
+    engine, *_ = private(loader)
+    assert (engine.mechanism.unit, engine.mechanism.rows_per_unit, engine.mechanism.sample_rate) == ("user", K, 1 / 3)
+
+
+@pytest.mark.parametrize("make", [views, users])
+def test_what_a_seed_that_is_given_draws_is_not_certified(make: Any) -> None:
+    """It follows from the place in the data, which one unit less changes for those behind it."""
+    data = make()
+    seeded = (
+        lmdp.PerUser(images(), list(range(N)), K, seed=5)
+        if make is users
+        else lmdp.Views(images(), K, augmentation(["flip"]), seed=5)
+    )
+    for each, state in ((data, "holds"), (seeded, "not established")):
+        loader: DataLoader[Any] = DataLoader(Subset(each, range(12)), batch_size=4, collate_fn=each.collate)
+        engine, *_ = private(loader, allow_large_delta=True)
+        verdict = engine.privacy_statement(1e-2).verdicts["numbers"]
+        assert verdict.state == state
+        assert ("a seed (5) and its place" in verdict.how) == (each is seeded)
+
+
+def test_a_name_for_rows_of_which_nobody_knows_whose_they_are_is_refused_and_the_remedy_trains() -> None:
+    with pytest.raises(ValueError, match=r"lmdp.PerUser\(dataset, users, rows=1, name='patient'\)"):
+        private(DataLoader(images(), batch_size=BATCH), unit=lmdp.Unit("patient"))
+    remedy = lmdp.PerUser(images(), range(N), rows=1, name="patient")
+    engine, model, optimizer, loader = private(remedy.loader(BATCH))
+    train(model, optimizer, loader)
+    assert engine.mechanism.neighbouring_relation == "add or remove one patient"
+
+
+class Wrapped(Dataset[Any]):
+    """A dataset of a user's own around another."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.dataset[i]
+
+
+ALL = images()
+ROWS_OF = ALL.tensors
+PAIRS: dict[str, tuple[Any, Any, int]] = {
+    "the same": (ALL, ALL, N),
+    "its tensors": (ALL, ROWS_OF, N),
+    "some of its rows": (ALL, tuple(tensor[:7] for tensor in ROWS_OF), 7),
+    "its inputs with other labels": (ALL, (ROWS_OF[0], torch.zeros(N)), N),
+    "a loader": (ALL, DataLoader(ALL, batch_size=3), N),
+    "parts that overlap": (Subset(ALL, range(20)), Subset(ALL, range(15, N)), 5),
+    "parts that are joined": (ConcatDataset([Subset(ALL, [0]), images()]), Subset(ALL, [0, 1]), 1),
+    "wrapped": (ALL, Wrapped(ALL), N),
+    "behind views": (lmdp.Views(ALL, K, unchanged), ALL, N),
+    "behind some views": (Subset(lmdp.Views(ALL, K, unchanged), [0, 1]), Subset(ALL, [1, 2]), 1),
+    "behind users": (lmdp.PerUser(ALL, range(N), K), ALL, N),
+    "behind some users": (Subset(lmdp.PerUser(ALL, range(N), K), [0]), Subset(ALL, range(4)), 4),
+    "views of it": (ALL, lmdp.Views(ALL, K, unchanged), N),
+    "other parts": (Subset(ALL, range(20)), Subset(ALL, range(20, N)), 0),
+    "other parts, behind views": (lmdp.Views(Subset(ALL, range(20)), K, unchanged), Subset(ALL, range(20, N)), 0),
+    "other examples with the same labels": (ALL, (images().tensors[0], ROWS_OF[1]), 0),
+    "a constant beside both": (
+        *(TensorDataset(images().tensors[0], torch.zeros(1, 4).expand(N, 4)) for _ in range(2)),
+        0,
+    ),
+    "none": (ALL, None, 0),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_public_data_that_are_private_data_are_found_whatever_they_are_wrapped_in(name: str) -> None:
+    dataset, public, expected = PAIRS[name]
+    assert common_examples(public, dataset) == expected
+
+
+@pytest.mark.parametrize("make", [lambda: ALL, lambda: lmdp.Views(ALL, K, unchanged)])
+def test_public_data_that_are_private_data_are_refused(make: Any) -> None:
+    dataset = make()
+    collate = getattr(dataset, "collate", None)
+    with pytest.raises(ValueError, match=f"public_data has {N} examples of the private dataset itself"):
+        private(DataLoader(dataset, batch_size=BATCH, collate_fn=collate), weights="public", public_data=ROWS_OF)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import random
 import time
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import lmdp
+from lmdp import PerUser, Views
 from lmdp.processes import Group
 from tests.processes.crew import Crew, Failed
 from tests.processes.train import BATCH, DELTA, EXAMPLES, Trained, data, model, settings, train, work
@@ -79,6 +83,20 @@ def test_processes_with_other_versions_of_the_program_are_refused(pair: Crew) ->
     assert all("lmdp: version 0, version 1" in message for message in failures(pair, other_program))
 
 
+class Placed(Dataset[Any]):
+    """Items tell their place, as a number or as a tensor."""
+
+    def __init__(self, at: Sequence[int]) -> None:
+        self.at = at
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = data()[self.at[i]]
+        return x, y, i, torch.tensor(i)
+
+
 class Shapes(Dataset[Any]):
     def __len__(self) -> int:
         return EXAMPLES
@@ -101,9 +119,25 @@ class Augmented(Dataset[Any]):
         return x + 0.01 * torch.randn(8, generator=self.generator), y
 
 
+def unchanged(rows: Tensor, uniforms: Tensor) -> Tensor:
+    return rows
+
+
+def jittered(rows: Tensor, uniforms: Tensor) -> Tensor:
+    return rows + 0.01 * uniforms[:, :1]
+
+
+def large() -> TensorDataset:
+    return data(size=600)
+
+
 def other_data(kind: str) -> Trained:
     mine = {
         "order": Subset(data(), torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(rank())).tolist()),
+        "two rows": Subset(large(), [*range(500), 500 + rank(), 501 - rank(), *range(502, 600)]),
+        "two rows in memory": TensorDataset(*(t[[*range(500), 500 + rank(), 501 - rank()]] for t in large().tensors)),
+        "two rows behind views": Views(Subset(data(), [rank(), 1 - rank()]), 2, unchanged),
+        "two users": PerUser(data(), [(i + rank() * (i == 50)) % 9 for i in range(EXAMPLES)], rows=2),
         "size": data(size=EXAMPLES - rank()),
         "shape": [data(), Shapes()][rank()],
         "augmented": Augmented(),
@@ -112,7 +146,16 @@ def other_data(kind: str) -> Trained:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("order", "in the same order"), ("size", "examples: 90, 89"), ("shape", "have different data")]
+    ("kind", "told"),
+    [
+        ("order", "in the same order"),
+        ("two rows", "of 600 examples 2 differ, the first at index 500"),
+        ("two rows in memory", "of 502 examples 2 differ"),
+        ("two rows behind views", "of 2 examples 2 differ"),
+        ("two users", "of 9 examples 2 differ"),
+        ("size", "examples: 90, 89"),
+        ("shape", "have different data"),
+    ],
 )
 def test_processes_with_other_data_are_refused(pair: Crew, kind: str, told: str) -> None:
     assert all(told in message for message in failures(pair, other_data, kind))
@@ -126,17 +169,72 @@ def test_data_that_nobody_can_compare_is_not_certified(pair: Crew) -> None:
 
 def same_parts(kind: str) -> Trained:
     every = list(range(EXAMPLES))
-    mine = {"same": every, "some": every[: EXAMPLES // 2 + 1] if rank() else every[EXAMPLES // 2 :]}
-    return train(steps=2, dataset=Subset(data(), mine[kind]), sharded=True)
+    half, turned = every[rank() :: 2], every[:: 1 - 2 * rank()]
+    some = every[: EXAMPLES // 2 + 1] if rank() else every[EXAMPLES // 2 :]
+    mine: dict[str, Dataset[Any]] = {
+        "same": Subset(data(), every),
+        "placed": Placed(turned),
+        "views": Views(Subset(data(), turned), 2, jittered),
+        "some views": Subset(Views(data(), 2, jittered), turned),
+        "users": PerUser(Subset(data(), half), [i // 6 for i in half], rows=2),
+        "some users": Subset(PerUser(data(), [str(i // 6) for i in every], rows=2), range(10)),
+        "users under other names": PerUser(data(), [f"{rank()} {i // 6}" for i in every], rows=2),
+        "some": Subset(data(), some),
+        "augmented": Augmented(),
+    }
+    return train(steps=2, dataset=mine[kind], collate_fn=getattr(mine[kind], "collate", None), sharded=True)
 
 
-def test_parts_that_are_the_same_data_are_refused(pair: Crew) -> None:
-    assert all("the processes have the same examples" in message for message in failures(pair, same_parts, "same"))
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("same", "the processes have the same examples"),
+        ("placed", "the processes have the same examples"),
+        ("views", "the processes have the same examples"),
+        ("some views", "the processes have the same examples"),
+        ("users", "15 of 15 users are in the parts of several"),
+        ("some users", "10 of 10 users are in the parts of several"),
+        ("users under other names", "the processes have the same examples"),
+    ],
+)
+def test_parts_that_are_the_same_data_are_refused(pair: Crew, kind: str, told: str) -> None:
+    assert all(told in message for message in failures(pair, same_parts, kind))
 
 
-def test_an_example_in_two_parts_is_not_certified(pair: Crew) -> None:
-    for one in pair(same_parts, "some"):
+@pytest.mark.parametrize(("kind", "told"), [("some", "leave sharded out"), ("augmented", "read differently each time")])
+def test_parts_that_may_have_an_example_in_common_are_not_certified(pair: Crew, kind: str, told: str) -> None:
+    for one in pair(same_parts, kind):
         assert one.statement["verdicts"]["sampling"]["state"] == "not established"
+        assert told in one.statement["verdicts"]["sampling"]["how"]
+
+
+def parted(kind: str) -> Trained:
+    """The remedy for rows of users, and views of parts."""
+    at = [i for i in range(EXAMPLES) if zlib.crc32(str(i // 6).encode()) % 2 == rank()]
+    users = PerUser(Subset(data(), at), [i // 6 for i in at], rows=2)
+    mine = users if kind == "users" else Views(Subset(data(), range(rank(), EXAMPLES, 2)), 2, jittered)
+    return train(steps=1, dataset=mine, collate_fn=mine.collate, sharded=True)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("users", 15), ("views", EXAMPLES)])
+def test_parts_with_all_rows_of_their_users_and_views_of_parts_are_in_no_doubt(
+    pair: Crew, kind: str, size: int
+) -> None:
+    for one in pair(parted, kind):
+        assert one.statement["dataset_size"] == size
+        assert "in the parts of several" not in one.statement["verdicts"]["sampling"]["how"]
+        assert "nobody could compare" not in one.statement["verdicts"]["sampling"]["how"]
+
+
+def impatient() -> Trained:
+    with patch("lmdp.processes.comparison.PATIENCE", 0.0):
+        return train(steps=1, dataset=Subset(data(), range(EXAMPLES)))
+
+
+def test_examples_that_there_was_no_time_to_read_are_in_doubt(pair: Crew) -> None:
+    for one in pair(impatient):
+        assert one.statement["verdicts"]["sampling"]["state"] == "not established"
+        assert "not all were compared" in one.statement["verdicts"]["sampling"]["how"]
 
 
 def wrapped(how: str) -> Trained:

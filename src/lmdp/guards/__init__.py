@@ -20,7 +20,7 @@ watch         all guards of one run, in the order in which a step meets them
 """
 
 from lmdp.guards.content import fingerprints, unnoised
-from lmdp.guards.handed import Read, refuse_repeated, shapes
+from lmdp.guards.handed import Read, common_examples, refuse_repeated, shapes
 from lmdp.guards.independence import Independence
 from lmdp.guards.modules import Stated, check_model, check_optimizer, check_setup, make_compatible, refuse_scaler
 from lmdp.guards.verdicts import ASSUMPTIONS, HOLDS, NOT_ESTABLISHED, VIOLATED, Judgement, Verdict, unjudged
@@ -40,6 +40,7 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_setup",
+    "common_examples",
     "fingerprints",
     "make_compatible",
     "refuse_repeated",

@@ -127,27 +127,61 @@ def refuse_repeated(dataset: Any) -> None:
         )
 
 
+def common_examples(public: Any, private: Any) -> int:
+    """How many of `public` (a dataset, a data loader, tensors) are read from where `private` is read from."""
+    starts: Starts = {}
+    theirs, mine = (_examples(_rows_of(data), starts, _each_in_memory) for data in (public, private))
+    return max((int(np.isin(a, b).sum()) for a in theirs for b in mine), default=0)
+
+
+def _rows_of(data: Any) -> Any:
+    """Where its rows are read: in a dataset that it wraps; of a part of what is wrapped (users), in all of it."""
+    whole = data
+    while isinstance(whole, Subset):
+        whole = whole.dataset
+    if hasattr(whole, "dataset") and not hasattr(whole, "__lmdp_examples_of__"):
+        return _rows_of(whole.dataset)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        same_length = all(part.dim() and len(part) == len(data[0]) for part in data)
+        return TensorDataset(*data) if same_length else data
+    return data if hasattr(data, "__len__") else ()
+
+
 Starts = dict[Any, int]
 """What is read → the number of its first row."""
+Places = Callable[[Sequence[Tensor]], list[NDArray[np.int64]]]
+"""Tensors → numbers of their rows, by where they are in memory."""
 
 
-def _examples(dataset: Any, starts: Starts) -> list[NDArray[np.int64]]:
+def _together_in_memory(tensors: Sequence[Tensor]) -> list[NDArray[np.int64]]:
+    return [_places_in_memory(tensors)]
+
+
+def _each_in_memory(tensors: Sequence[Tensor]) -> list[NDArray[np.int64]]:
+    """Of inputs: the first, and those with several numbers in a row. A constant that is stored once is none."""
+    inputs = [tensor for at, tensor in enumerate(tensors) if (at == 0 or tensor.dim() > 1) and tensor.stride(0)]
+    return [_places_in_memory([tensor]) for tensor in inputs]
+
+
+def _examples(dataset: Any, starts: Starts, places: Places = _together_in_memory) -> list[NDArray[np.int64]]:
     """Numbers for each example, the same where the same is read: by its place in a dataset, or in memory.
 
     More than one number where it has parts that are kept apart; an example is there again if one of them is.
     """
     if isinstance(dataset, Subset):
-        whole = _examples(dataset.dataset, starts)
+        whole = _examples(dataset.dataset, starts, places)
         try:
             at = np.array([int(i) for i in dataset.indices], np.int64)  # of tensors, no two are equal in a set
             return [numbers[at] for numbers in whole]
         except (TypeError, ValueError, IndexError):  # of a dataset that is not indexed by numbers
             pass
+    elif hasattr(dataset, "__lmdp_examples_of__"):
+        return _examples(dataset.__lmdp_examples_of__, starts, places)
     elif isinstance(dataset, ConcatDataset):
-        parts = [_examples(part, starts)[0] for part in dataset.datasets]
-        return [np.concatenate(parts)]
+        parts = [_examples(part, starts, places) for part in dataset.datasets]
+        return [np.concatenate(numbers) for numbers in zip(*parts)]
     elif type(dataset) is TensorDataset and all(tensor.layout == torch.strided for tensor in dataset.tensors):
-        return [_places_in_memory(dataset.tensors)]
+        return places(dataset.tensors)
     elif type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "data"):  # of Hugging Face
         return _rows_in_memory(dataset, starts) or [np.arange(len(dataset), dtype=np.int64)]
     return [_start(id(dataset), starts) + np.arange(len(dataset), dtype=np.int64)]

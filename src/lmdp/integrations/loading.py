@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
+from lmdp.guards import common_examples
 from lmdp.integrations.account import TrainerAccount
 from lmdp.processes import sample_rate_of, steps_per_pass
 
@@ -75,4 +76,21 @@ def rows_of(data: Any) -> tuple[Any, set[int] | None]:
 def share_rows(one: Any, other: Any) -> bool:
     """Whether both are the same dataset, or parts of one that have rows in common."""
     (whole, rows), (another, others) = rows_of(one), rows_of(other)
+    if common_examples(one, other):
+        return True
     return whole is another and (rows is None or others is None or not rows.isdisjoint(others))
+
+
+def refuse_collation(loader: DataLoader[Any]) -> None:
+    """Raise where a collator that takes rows is given units (of `PerUser`, `Views`), which are lists of rows."""
+    dataset: Any = loader.dataset
+    if not hasattr(dataset, "unit"):
+        return
+    try:
+        loader.collate_fn([dataset[0]])
+    except Exception as error:
+        raise TypeError(
+            f"the data collator takes rows, but {type(dataset).__name__} hands out units, each a list of rows "
+            f"({type(error).__name__}: {error}). Pass data_collator=dataset.collate, or one that joins them first: "
+            "lambda units: collator([row for unit in units for row in unit])."
+        ) from error

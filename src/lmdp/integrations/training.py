@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from lmdp.integrations.account import TrainerAccount
 from lmdp.integrations.arguments import adapted, refuse_followers
-from lmdp.integrations.loading import TrainerLoader, refuse_members
+from lmdp.integrations.loading import TrainerLoader, refuse_collation, refuse_members
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 
@@ -114,6 +114,7 @@ class PrivateTraining(Following):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """The trainer's own data and collation, drawn by Poisson sampling while it trains."""
         its: DataLoader[Any] = super().get_train_dataloader()
+        refuse_collation(its)
         carried = {name: getattr(its, name) for name in CARRIED}
         if its.num_workers:
             carried |= {"prefetch_factor": its.prefetch_factor, "persistent_workers": its.persistent_workers}

@@ -16,7 +16,7 @@ from lmdp.accounting import DEFAULT, Ledger, Mechanism, accountant_named, calibr
 from lmdp.diagnostics import Diagnostics
 from lmdp.gradients import Capture, Plan
 from lmdp.gradients.attach import keep_freed_memory
-from lmdp.guards import Independence, Judgement, Watch, check_setup, make_compatible
+from lmdp.guards import Independence, Judgement, Watch, check_setup, common_examples, make_compatible
 from lmdp.guards.looks import steps_left
 from lmdp.layers import LayerMap, error_rates_for
 from lmdp.lineage import Lineage
@@ -135,7 +135,7 @@ class PrivacyEngine:
         layers, mean_loss = LayerMap.chosen(module, layers), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
         rates = error_rates_for(risk, layers)
-        check_source(weights, clipping.method, public_data, data_loader.dataset)
+        check_source(weights, clipping.method, public_data, common_examples(public_data, data_loader.dataset))
         randomness, loader, log = observer.randomness(self._randomness(seed, population)), data_loader, None
         if poisson_sampling:
             loader = poisson_loader(data_loader, randomness.uniforms, max_physical_batch_size, population)
@@ -220,7 +220,7 @@ class PrivacyEngine:
         """
         if "noise_multiplier" in options:
             raise TypeError("make_private_with_epsilon computes noise_multiplier; leave it out, or use make_private")
-        population = Population.of(data_loader, options["group"], sharded=bool(options.get("sharded")))
+        population = Population.of(data_loader, options["group"], sharded=bool(options.get("sharded")), compare=False)
         iterations = math.ceil(epochs * steps_per_pass(population.rate) - 1e-9)
         if iterations < 1:
             raise ValueError(f"epochs is {epochs}; it must be above 0")

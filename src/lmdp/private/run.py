@@ -41,8 +41,8 @@ class Run:
         self._noted.follow(self)
         self.watch.at_begin = self._begin
         self.watch.at_rest = self.held.settle if self.held.sharded else self.watch.at_rest
-        if self.population.doubt:
-            self.watch.judgement.doubted("sampling", self.population.doubt)
+        for assumption, why in self.population.doubts:
+            self.watch.judgement.doubted(assumption, why)
         earlier = sum(ledger.steps for ledger in REGISTRY.notes.setdefault(self.capture.model, []))
         if earlier:
             self.watch.judgement.violated(

@@ -2,6 +2,7 @@
 
 group        the processes of one training: what they exchange, how they add up, and what becomes of all if one fails
 agreement    what must be the same on all of them before they begin
+comparison   whether all have the same examples, or none in common
 population   the data of all of them together: how many examples, at which rate, and whose share a drawn example is
 held         what a process holds of the parameters: all, or a part of each
 shards       models under `fully_shard`: nobody holds all, and sums and noise are made for the parts

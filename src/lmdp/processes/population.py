@@ -10,47 +10,35 @@ of all others, and is handled by exactly one process.
 In the first case the union of the batches is the same for any number of processes. Which process handles an example
 follows from who else was drawn; that is no matter, because no sum depends on it (`sums.py`).
 
-Assumes that all have the same examples in the same order, or that no two have one in common. Both are compared: sizes,
-and the content of examples spread over the data; of parts of it, of all examples.
+Assumes that all have the same examples in the same order, or that no two have one in common. Both are compared by the
+content of all examples (`comparison.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import pickle
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from lmdp.gradients import randomness
 from lmdp.guards import refuse_repeated
+from lmdp.processes.comparison import refuse_other, refuse_overlap
 from lmdp.processes.group import Group
-from lmdp.units import Unit
+from lmdp.units import Unit, drawing
 
 Uniforms = Callable[[int, int], Tensor]
 """(number of the draw, how many) → that many independent uniform numbers in [0, 1)."""
-
-COMPARED = 64
-"""Examples of which the content is compared, where every process has all of them."""
-UNSTEADY = (
-    "examples are read differently each time (augmented at random), so nobody could compare whether the processes have "
-    "the same ones"
-)
-TWICE = "some examples are in the parts of several processes, by their content: somebody may be counted more than once"
 
 
 @dataclass(frozen=True)
 class Population:
     """`size` units in all (examples, if nothing else was said), of which every draw takes each at `rate`.
 
-    `doubt`: what could not be established.
+    `doubts`: what could not be established, each with the assumption that it is said against.
     """
 
     rate: float
@@ -58,25 +46,27 @@ class Population:
     group: Group
     unit: Unit = Unit()  # noqa: RUF009  (frozen)
     sharded: bool = False
-    doubt: str = ""
+    doubts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], group: Group, *, sharded: bool, unit: Unit | None = None) -> Population:
-        """Of the data loaders of all processes, each with the batch size of all of them together."""
+    def of(
+        cls, loader: DataLoader[Any], group: Group, *, sharded: bool, unit: Unit | None = None, compare: bool = True
+    ) -> Population:
+        """Of the data loaders of all processes, each with the batch size of all of them together.
+
+        Without `compare` their examples are not read: for those who only ask how many there are.
+        """
         if sharded and not group.several:
             raise ValueError(
                 "sharded=True, but this is the only process: the data of others would be missing. Start several "
                 "(torchrun --nproc-per-node 2 …), or leave sharded out."
             )
         batch, mine = batch_size_of(loader)
+        stated = Unit.of(loader.dataset, unit)
         size = sum(group.gathered(mine)) if sharded else mine
         group.agreed({"batch size": batch, "examples": size})
-        doubt, share_key = "", getattr(loader.dataset, "share_key", None)
-        if group.several:
-            if share_key is not None:
-                share_key(group.same)
-            doubt = _refuse_overlap(loader.dataset, group) if sharded else _refuse_other(loader.dataset, group)
-        return cls(min(1.0, batch / size), size, group, Unit.of(loader.dataset, unit), sharded, doubt)
+        doubts = _doubts(loader.dataset, group, sharded=sharded) if compare else ()
+        return cls(min(1.0, batch / size), size, group, stated, sharded, doubts)
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -134,53 +124,12 @@ def steps_per_pass(rate: float) -> int:
     return math.ceil(1 / rate - 1e-9)
 
 
-def _refuse_other(dataset: Any, group: Group) -> str:
-    """Where all have the whole data: raise if it is not the same, in the same order. What cannot be told is said."""
-    at = np.linspace(0, len(dataset) - 1, min(COMPARED, len(dataset))).astype(int).tolist()
-    digests, again = list(_contents(dataset, at)), list(_contents(dataset, at))
-    steady = all(group.gathered(digests == again))
-    if not steady:
-        return UNSTEADY
-    every = group.gathered(digests)
-    other = [i for i, contents in zip(at, zip(*every)) if len(set(contents)) > 1]
-    if other:
-        raise ValueError(
-            f"the processes have different data: of {len(at)} examples that were compared, {len(other)} differ, the "
-            f"first at index {other[0]}. An example would be drawn by several of them. Give every process the same "
-            "examples in the same order (seed what shuffles or splits them), or pass sharded=True where each has a "
-            "part of its own."
-        )
-    return ""
-
-
-def _refuse_overlap(dataset: Any, group: Group) -> str:
-    """Where each has a part: raise if parts are the same data, say so if they have examples in common."""
-    mine = set(_contents(dataset, range(len(dataset))))
-    every = group.gathered(mine)
-    times = Counter(digest for part in every for digest in part)
-    shared = sum(times[digest] > 1 for digest in mine)
-    if any(group.gathered(2 * shared > len(mine))):
-        raise ValueError(
-            "sharded=True, but the processes have the same examples: each would be drawn by several of them. Give each "
-            "process a part of its own (for example torch.utils.data.Subset(data, range(rank, len(data), processes))), "
-            "or leave sharded out."
-        )
-    return TWICE if any(group.gathered(bool(shared))) else ""
-
-
-def _contents(dataset: Any, at: Any) -> Iterator[bytes]:
-    """Digests of these examples, read with the same random numbers."""
-    for i in at:
-        with randomness.same(0):
-            yield hashlib.blake2b(pickle.dumps(_plain(dataset[i])), digest_size=16).digest()
-
-
-def _plain(example: Any) -> Any:
-    """Tensors as types, shapes and bytes: pickled, they would tell where they are in memory."""
-    leaves, spec = torch.utils._pytree.tree_flatten(example)
-    return str(spec), [_bytes(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def _bytes(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return str(tensor.dtype), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
+def _doubts(dataset: Any, group: Group, *, sharded: bool) -> tuple[tuple[str, str], ...]:
+    """Refuse data that processes may not have together; what is not known of it, by assumption."""
+    compared, units = "", drawing(dataset)
+    if group.several:
+        compared = refuse_overlap(dataset, group) if sharded else refuse_other(dataset, group)
+        if units is not None:
+            units.share_key(group.same)
+    doubts = (("sampling", compared), ("numbers", "" if units is None else units.doubt))
+    return tuple((assumption, why) for assumption, why in doubts if why)
