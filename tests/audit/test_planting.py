@@ -47,8 +47,8 @@ def test_nobody_becomes_a_canary_or_gets_a_coin_because_of_others(number: int, g
     chaos, key = random.Random(seed), b"k" * 32
     left = chaos.sample(contents_of, len(contents_of) - gone)
     others = [*left, *(f"other {i}".encode() for i in range(gone))]
-    before = {contents_of[i] for i in chosen(contents_of, number)[1]}
-    after = {others[i] for i in chosen(others, number)[1]}
+    before = {contents_of[i] for i in chosen(contents_of, [3] * 2000, number)[1]}
+    after = {others[i] for i in chosen(others, [3] * len(others), number)[1]}
     assert before & set(left) == after & set(left)
     for of in (lambda c: wrong_labels(c, [3] * len(c), CLASSES), lambda c: tossed(c, key).tolist()):
         then, now = dict(zip(contents_of, of(contents_of))), dict(zip(left, of(left)))
@@ -102,10 +102,31 @@ def test_those_that_are_in_are_in_the_training_and_those_that_are_out_are_not(ki
 
 
 def test_copies_of_a_canary_are_left_out_so_that_coins_are_independent() -> None:
-    keep, taken = chosen([*contents_of, *contents_of], 600)
+    keep, taken = chosen([*contents_of, *contents_of], [3] * 4000, 600)
     names = [contents_of[i % 2000] for i in taken]
     assert len(names) == len(set(names))
     assert not {contents_of[i % 2000] for i in keep} & set(names)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), min_size=1, max_size=40), st.integers(0, 10**6))
+def test_whoever_leaves_changes_one_row_at_most_however_many_have_the_same_input(
+    copies: list[tuple[int, int]], gone: int
+) -> None:
+    """The number of examples is public; here it is the same, so that the chance is."""
+    people = [*copies, *((1000 + i, 0) for i in range(1200))]
+    gone %= len(copies)
+    neighbours = people, [*people[:gone], (5000, 0), *people[gone + 1 :]]
+
+    def trained_on(data: list[tuple[int, int]]) -> Counter[tuple[bytes, int]]:
+        contents, labels = [f"{content}".encode() for content, _ in data], [label for _, label in data]
+        keep, taken = chosen(contents, labels, 400)
+        wrong = wrong_labels([contents[i] for i in taken], [labels[i] for i in taken], CLASSES)
+        rows = [(contents[i], labels[i]) for i in keep] + [(contents[i], w) for i, w in zip(taken, wrong)]
+        return Counter(row for row in rows if row[0] != b"5000")
+
+    before, after = map(trained_on, neighbours)
+    assert (before - after).total() + (after - before).total() <= 1
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def _made(config: Config, source: Source, key: bytes, say: Say) -> tuple[Example
     pool, classes, kind = source.train, len(source.classes), config.canary_kind
     if kind == MISLABELLED:
         contents = list(pool.contents())
-        keep, taken = planting.chosen(contents, config.canaries)
+        keep, taken = planting.chosen(contents, pool.labels.tolist(), config.canaries)
         canaries = pool.take(taken)
         wrong = planting.wrong_labels(canaries.contents(), canaries.labels.tolist(), classes)
         return pool.take(keep), canaries.relabelled(wrong)

@@ -98,7 +98,7 @@ def plant_canaries(
     contents = _contents(inputs)
     ordinary: Dataset[Any] = dataset if isinstance(dataset, Dataset) else TensorDataset(inputs, labels)
     if kind == MISLABELLED:
-        keep, taken = chosen(contents, number)
+        keep, taken = chosen(contents, labels.tolist(), number)
         planted, called = inputs[taken], wrong_labels([contents[i] for i in taken], labels[taken].tolist(), classes)
         ordinary = Subset(ordinary, keep)
     elif kind == NOISE:
@@ -122,16 +122,20 @@ def new_key(seed: int | None) -> bytes:
     return secrets.token_bytes(32) if seed is None else hashlib.blake2b(f"lmdp coins {seed}".encode()).digest()[:32]
 
 
-def chosen(contents: Sequence[bytes], number: int) -> tuple[list[int], list[int]]:
+def chosen(contents: Sequence[bytes], labels: Sequence[int], number: int) -> tuple[list[int], list[int]]:
     """Where the ordinary examples are, and where those are that become canaries: about `number`, by their contents.
 
-    Copies of a canary are in neither.
+    Copies of a canary are in neither, and none of them is a canary where their labels differ: whoever comes or goes
+    then takes one canary away or leaves one behind, and never exchanges one for another.
     """
     _refuse_number(number, len(contents))
     bound = int(_rough(number / len(contents)) * 2**64)
     drawn = places(contents, "canary")
-    first = {content: i for i, content in reversed(list(enumerate(contents))) if drawn[i] < bound}
-    return [i for i, place in enumerate(drawn) if place >= bound], sorted(first.values())
+    first: dict[bytes, int] = {}
+    alike = [labels[first.setdefault(content, i)] == labels[i] for i, content in enumerate(contents)]
+    differ = {content for content, same in zip(contents, alike) if not same}
+    taken = sorted(i for content, i in first.items() if drawn[i] < bound and content not in differ)
+    return [i for i, place in enumerate(drawn) if place >= bound], taken
 
 
 def wrong_labels(contents: Iterable[bytes], labels: Sequence[int], classes: int) -> list[int]:
