@@ -205,7 +205,19 @@ def test_pieces_beside_a_model_are_known_to_the_command_line_and_to_its_runs(
     monkeypatch.delitem(sys.modules, "pieces")
     net = "from torch import nn\ndef net(classes): return nn.Sequential(nn.Flatten(), nn.Linear(256, classes))\n"
     (tmp_path / "pieces.py").write_text(net + "\n".join([BLOCKS[0], BLOCKS[1], BLOCKS[4]]))
-    options = ["--model", "pieces:net", "--data", "stripes", "--delta", "1e-3", "--epochs", "0.3", "--quiet"]
+    options = [
+        "--model",
+        "pieces:net",
+        "--data",
+        "stripes",
+        "--delta",
+        "1e-3",
+        "--epochs",
+        "0.3",
+        "--quiet",
+        "--accountant",
+        "rdp",
+    ]
     assert main(["train", *options, "--method", "half-clip", "--out", "run"]) == 0
     assert main(["train", *options, "--weights", "later-layers", "--out", "other"]) == 2
     assert "your weight source 'later-layers'" in capsys.readouterr().err
