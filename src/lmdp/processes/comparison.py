@@ -136,12 +136,13 @@ Pieces = Callable[[Any], Iterable[bytes]]
 def _contents(dataset: Any, at: Iterable[int], pieces: Pieces) -> list[bytes]:
     """Digests of these examples, read with the same random numbers, as far as patience goes."""
     end, digests = time.monotonic() + PATIENCE, []
-    for i in at:
-        with randomness.same(0):
-            rows = sorted(_hashed(pieces(row)) for row in _stored(dataset, i))
-        digests.append(_hashed(rows))
-        if time.monotonic() > end:
-            break
+    with randomness.same(0):
+        begin = randomness.remember()
+        for i in at:
+            begin()
+            digests.append(_hashed(sorted(_hashed(pieces(row)) for row in _stored(dataset, i))))
+            if time.monotonic() > end:
+                break
     return digests
 
 
