@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import lmdp
 from lmdp.app import cli
 from lmdp.app.config import Config
 from lmdp.app.runs import Coins, Members, RunFolder
+from lmdp.lineage import earlier
 
 WORDS = ["mail", "meeting", "budget", "lunch", "report", "draft", "contract", "noon", "secret", "cheap", "win", "now"]
 TRAIN = ["--tokenizer", "words", "--max-length", "8", "--classes", "ham,spam", "--batch-size", "120"]
@@ -181,6 +183,36 @@ def test_a_run_of_adapters_is_exported_as_a_sentence_transformer_that_gives_the_
     np.testing.assert_allclose(theirs, loaded.embed(letters), rtol=1e-4, atol=1e-5)
     assert cli.main(["export", "run", "--to", "plain", "--form", "safetensors"]) == 0
     np.testing.assert_array_equal(lmdp.load("plain").embed(letters), loaded.embed(letters))
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["on this machine", "on another"])
+def test_an_exported_run_of_adapters_that_is_trained_on_composes(
+    adapted: Path, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    config = Config.load(adapted / "config.toml")
+    assert cli.main(["export", str(adapted), "--to", "served"]) == 0
+    if here:  # as another program would save it, without a header and without a statement
+        weights = safetensors.torch.load_file("served/model.safetensors")
+        safetensors.torch.save_file(weights, "served/model.safetensors", {"format": "pt"})
+        Path("served/privacy.json").unlink()
+    else:
+        monkeypatch.setenv("LMDP_LINEAGE", "elsewhere")
+    words = ["--task", "embed", "--data", config.data, "--method", "dpsgd", *TRAIN[2:], "--epochs", "0.3"]
+    assert cli.main(["train", "--model", "hf:served", *words, "--out", "on"]) == 0
+    stated = privacy(Path("on"))
+    assert stated["certified"], stated["verdicts"]
+    assert stated["epsilon"] > 1.05 * max(config.epsilon or 0.0, privacy(adapted)["epsilon"])
+    assert any("weights that earlier trainings released (1," in said for said in stated["account"])
+    if here:
+        public = safetensors.torch.load_file(adapted.parent / "public" / "model.safetensors")
+        assert not earlier(public)  # these stay public
+        return
+    weights = safetensors.torch.load_file("served/model.safetensors")
+    safetensors.torch.save_file(weights, "served/model.safetensors", {"format": "pt"})
+    assert cli.main(["train", "--model", "hf:served", *words, "--out", "untold"]) == 0
+    assert "a privacy statement lies beside" in privacy(Path("untold"))["verdicts"]["account"]["how"]
+    assert not privacy(Path("untold"))["certified"]
 
 
 def test_weights_of_a_private_run_compose_and_frozen_ones_stay(

@@ -7,18 +7,19 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmdp.accounting import check_delta
 from lmdp.app.canaries import Planting
 from lmdp.app.config import Config
-from lmdp.app.network import begun_with, weights_file
-from lmdp.app.runs import Changes, Members, RunFolder, spent_for, write_json
+from lmdp.app.network import begun_with, weights_file, weights_named
+from lmdp.app.runs import Changes, Members, RunFolder, read_weights, spent_for, write_json
 from lmdp.data import Examples, Source
 from lmdp.data.examples import units, users_of
 from lmdp.data.records import encoded, read_object
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
-from lmdp.lineage import Lineage, Spending, dataset_digest, spendings
+from lmdp.lineage import Lineage, Spending, dataset_digest, earlier, spendings
 from lmdp.methods import METHODS
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def open_account(
         is None,
         SIZE_IS_NOT: not config.public_size,
         large: bool(large),
-        **dict.fromkeys(lineage.doubts, True),
+        **dict.fromkeys([*_untold(config), *lineage.doubts], True),
     }
     planted = "" if planting is None else planting.said
     size = SIZE_IS_PUBLIC if config.public_size else ""
@@ -225,5 +226,20 @@ def _inherited(folder: RunFolder, config: Config) -> tuple[Spending, ...]:
     if folder.has_run:
         listed = read_object(path, "a list of earlier trainings").get("spent") if path.exists() else []
         return spendings(listed, str(path))
-    file = None if config.init is None else weights_file(config.init)
-    return spent_for(file) if file is not None and file.suffix == ".safetensors" else ()
+    return tuple(one for name in weights_named(config) for one in _told_by(weights_file(name)))
+
+
+def _told_by(file: Path) -> tuple[Spending, ...]:
+    """What a file of weights says that it cost."""
+    return spent_for(file) if file.suffix == ".safetensors" else ()
+
+
+def _untold(config: Config) -> list[str]:
+    """Of weights that a privacy statement lies beside, while neither they nor this machine tell what they cost."""
+    files = [file for file in map(weights_file, weights_named(config)) if (file.parent / "privacy.json").exists()]
+    return [
+        f"a privacy statement lies beside {file}, but what was spent for these weights is neither in their header nor "
+        "known here, and not in this epsilon: begin with the run itself, or with what lmdp export makes of it"
+        for file in files
+        if not (_told_by(file) or earlier(read_weights(file)))
+    ]

@@ -114,14 +114,18 @@ def shortened(config: Config) -> contextlib.AbstractContextManager[Any]:
 
 def begun_with(config: Config) -> tuple[str, ...]:
     """What a statement says of weights that were there before the run."""
-    named = [config.init] if config.init is not None else []
-    named += [config.model.removeprefix(HF)] if config.model.startswith(HF) else []
     return tuple(
         f"the model began with the weights of {name} (SHA-256 {_digest(weights_file(name))[:16]}): what they were "
         "trained on is covered by this epsilon only as far as private trainings are known to have released them, and "
         "is taken to be public otherwise"
-        for name in named
+        for name in weights_named(config)
     )
+
+
+def weights_named(config: Config) -> list[str]:
+    """Files and folders of weights that a run begins with."""
+    named = [config.init] if config.init is not None else []
+    return named + ([config.model.removeprefix(HF)] if config.model.startswith(HF) else [])
 
 
 def weights_file(name: str) -> Path:

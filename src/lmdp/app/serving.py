@@ -14,7 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmdp.app.config import Config
-from lmdp.app.runs import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options, RunFolder, load_model
+from lmdp.app.runs import (
+    IMAGES,
+    NETWORK,
+    NUMBERS,
+    TEXTS,
+    TOKENIZER,
+    Card,
+    Options,
+    RunFolder,
+    add_spent,
+    load_model,
+    spent_for,
+)
 from lmdp.data import Images, Source, Texts
 from lmdp.data.decode import Picture, decode
 from lmdp.data.preprocess import fit
@@ -23,6 +35,7 @@ from lmdp.data.request import parse
 from lmdp.data.texts import IDS, MASK
 from lmdp.data.tokens import BUILT_IN, tokenizer_for
 from lmdp.layers import LayerMap
+from lmdp.lineage import append, digests, earlier
 from lmdp.membership.served import embed
 from lmdp.models import Inputs, build, encoder_of, fresh, merged
 from lmdp.private import PrivacyStatement
@@ -161,7 +174,8 @@ def export(path: str | Path, to: Path, form: str | None = None) -> str:
     """Write what may be published of a run into a new folder, in the form that others read; returns the form.
 
     sentence-transformers: the encoder with its adapters merged in, and the mean over words. safetensors: the weights as
-    they are and how to use them, which `lmdp.load` reads. Neither holds private/, checkpoints or audits.
+    they are and how to use them, which `lmdp.load` reads. Neither holds private/, checkpoints or audits. What was spent
+    for the weights stands in their header, and merged ones are noted with it on this machine.
     """
     loaded = load(path)
     encoder = encoder_of(loaded.model)
@@ -206,13 +220,19 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     except ImportError as error:
         raise ValueError(f"form {SENTENCES} needs the package: pip install 'lmdp[hf]'") from error
+    held = loaded.model.state_dict()
+    spent = spent_for(loaded.path / "model.safetensors") or earlier(held)
+    before = set(digests(held, casts=True))  # known since the training, or public
     described: Any = merged(encoder)
+    append(set(digests(described.state_dict(), casts=True)) - before, spent)
     parts = to / ".parts"
     described.save_pretrained(str(parts))
     tokenizer_for(card.tokenizer or "").save(parts)
     words = Transformer(str(parts), max_seq_length=card.shape[0])
     SentenceTransformer(modules=[words, Pooling(described.config.hidden_size)], device="cpu").save(str(to))
     shutil.rmtree(parts)
+    for file in to.glob("*.safetensors"):
+        add_spent(file, spent)
 
 
 def _file(one: Any) -> Path | bytes:

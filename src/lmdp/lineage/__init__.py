@@ -14,7 +14,7 @@ noted        weights that are noted with what they cost, though nobody asks for 
     lineage.record(trained parameters, lineage.spent(...))                             whenever weights are released
 """
 
-from lmdp.lineage.index import blind, dataset_digest, earlier, record
+from lmdp.lineage.index import append, blind, dataset_digest, digests, earlier, record
 from lmdp.lineage.noted import Noted, note_all_but, noted_of
 from lmdp.lineage.spending import Spending, epsilon_of, from_metadata, metadata, spendings, together
 from lmdp.lineage.training import Lineage
@@ -23,8 +23,10 @@ __all__ = [
     "Lineage",
     "Noted",
     "Spending",
+    "append",
     "blind",
     "dataset_digest",
+    "digests",
     "earlier",
     "epsilon_of",
     "from_metadata",

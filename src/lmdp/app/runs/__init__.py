@@ -10,7 +10,7 @@ files        files that appear whole or not at all
 
 from lmdp.app.runs.canaries import Coins
 from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options
-from lmdp.app.runs.checkpoint import Checkpoint, load_model, read_weights, save_model, spent_for
+from lmdp.app.runs.checkpoint import Checkpoint, add_spent, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
 from lmdp.app.runs.folder import RunFolder
 from lmdp.app.runs.members import Changes, Members
@@ -28,6 +28,7 @@ __all__ = [
     "Members",
     "Options",
     "RunFolder",
+    "add_spent",
     "load_model",
     "read_weights",
     "save_model",

@@ -145,6 +145,16 @@ def spent_for(path: Path) -> tuple[Spending, ...]:
         raise ValueError(f"{path} is not a readable model ({error})") from None
 
 
+def add_spent(path: Path, spent: Sequence[Spending]) -> None:
+    """Into the header of a model that others have written; all else of it stays."""
+    from safetensors import safe_open
+    from safetensors.torch import load, save
+
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+    write(path, save(load(path.read_bytes()), metadata={**header, **metadata(spent)}))
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Of a safetensors file, or one by `torch.save`, of which nothing is executed either."""
     from safetensors import SafetensorError
