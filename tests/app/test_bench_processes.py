@@ -22,7 +22,7 @@ def test_options_of_other_measurements_and_one_process_are_refused(capsys: pytes
 def test_two_processes_send_little_more_than_ddp(tmp_path: Path) -> None:
     assert cli.main(["bench", "--processes", "2", "--models", "s-cnn", "--steps", "2", "--out", str(tmp_path)]) == 0
     measured = json.loads((tmp_path / "processes.json").read_text())
-    alone, two = measured["models"]["scnn"]["1"], measured["models"]["scnn"]["2"]
+    (alone,), (two,) = measured["models"]["scnn"]["1"], measured["models"]["scnn"]["2"]
     assert alone["bytes"] == {PLAIN: 0, PRIVATE: 0}
     assert two["bytes"][PRIVATE] <= 1.05 * two["bytes"][PLAIN]
     assert all(peak > 0 for peak in two["peak_bytes"].values())

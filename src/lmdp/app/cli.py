@@ -92,15 +92,15 @@ def _risk(arguments: Namespace, show: Show) -> Result:
     if not arguments.out.absolute().parent.is_dir():
         raise ValueError(f"{arguments.out.absolute().parent} is not a folder; make it, or choose another --out")
     _say_all(look_ahead(config), show)
-    from lmdp.app import pipeline
+    from lmdp.app import pipeline, together
 
-    private = pipeline.private_data(config, show) if arguments.key_data or arguments.recipe else None
-    if private is None:
-        show.say(
-            "note: without --data the shadow data cannot be checked against the private data; they must be disjoint"
-        )
-    profile = pipeline.estimate(config, private, show)
-    profile.save(arguments.out)
+    with together.all_processes(days=7) as group:  # models take what they take
+        private = pipeline.private_data(config, show) if arguments.key_data or arguments.recipe else None
+        if private is None:
+            show.say("note: without --data nobody can check that shadow data and private data have nobody in common")
+        profile = pipeline.estimate(config, private, show, together.shared(group))
+        if group.rank == 0:
+            profile.save(arguments.out)
     return {"text": f"\n{profile}\n\nrisk profile: {arguments.out}", "json": profile.to_dict()}
 
 
@@ -389,10 +389,10 @@ def _several() -> bool:
 
 
 def _refuse_several(command: str) -> None:
-    if _several() and command != "train":
+    if _several() and command not in ("train", "risk"):
         raise ValueError(
             f"lmdp {command} runs in one process, and torchrun has started {os.environ['WORLD_SIZE']}. Start it "
-            "without torchrun; only lmdp train uses several."
+            "without torchrun; only lmdp train and lmdp risk use several."
         )
 
 

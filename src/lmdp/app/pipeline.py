@@ -39,6 +39,7 @@ from lmdp.private import PrivacyStatement
 from lmdp.processes import Group
 from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
+from lmdp.risk.estimate import Share
 from lmdp.risk.shadow import Schedule
 
 AUDIT_LIMIT = 10_000
@@ -86,7 +87,7 @@ def parted_data(config: Config, show: Show) -> Source:
     return source
 
 
-def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
+def estimate(config: Config, private: Source | None, show: Show, share: Share | None = None) -> RiskProfile:
     """Risk on the shadow data, brought to the private data's shape; refused where the two overlap."""
     shape = None if private is None else private.train.shape
     shadow = public_data(config.shadow or SHADOW, shape, config, show)
@@ -104,6 +105,7 @@ def estimate(config: Config, private: Source | None, show: Show) -> RiskProfile:
             pooling=pooling_of(every),
             progress=show.say,
             part=show.part,
+            share=share,
         )
     of = f"{config.model} on {short(config.shadow or SHADOW)}"
     return replace(profile, shadow=replace(profile.shadow, of=of))

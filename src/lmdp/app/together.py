@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,27 +20,54 @@ from lmdp.app.pipeline import Beginning, parted_data, public_examples
 from lmdp.app.progress import Interrupted, Show, stop_asked, stop_signals
 from lmdp.lineage import Lineage
 from lmdp.methods import METHODS
-from lmdp.processes import Group
+from lmdp.processes import Group, Parted
 
 
 @contextmanager
 def processes(config: Config) -> Iterator[Group]:
     """Those that torchrun has started, or this one alone. An error inside is raised by all of them."""
-    begun = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
-    if begun and not METHODS[config.method].private:
+    if _are_several() and not METHODS[config.method].private:
         raise ValueError(
             f"method is {config.method!r}, which is not private, and trains in one process only. Start it without "
             "torchrun, or choose a private method."
         )
+    with all_processes() as group:
+        yield group
+
+
+@contextmanager
+def all_processes(days: int | None = None) -> Iterator[Group]:
+    """The same, whatever they are for. `days`: how long one waits for the others, if not as long as torch does.
+
+    None leaves before all are done: torch's threads may abort a process whose peers go while it is still leaving.
+    """
+    begun = _are_several()
     if begun:
-        dist.init_process_group(_backend())
+        dist.init_process_group(_backend(), timeout=None if days is None else timedelta(days=days))
     try:
         group = Group()
         with group.reaching_all():
             yield group
+        with suppress(Parted):
+            group.gathered("done")
     finally:
         if begun:
             dist.destroy_process_group()
+
+
+def _are_several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+
+
+def shared(group: Group) -> Callable[[Sequence[Callable[[], Any]]], list[Any]]:
+    """Does pieces of work that do not depend on each other: each process every so-manieth, and all get all results."""
+
+    def done(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        mine = [tasks[k]() for k in range(group.rank, len(tasks), group.size)]
+        every = group.gathered(mine)
+        return [every[k % group.size][k // group.size] for k in range(len(tasks))]
+
+    return done
 
 
 def _backend() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from lmdp.risk.shadow import Schedule, Shadow, halves, train_shadow
 
 Read = dict[str, Any]
 """Which layers are read, and how: the same of every model."""
+Share = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 PAPER_WIDTH, PAPER_HIDDEN, PAPER_EPOCHS = 4096, 256, 30
 
 
@@ -56,6 +57,7 @@ def estimate_risk(
     memory_limit: int = MEMORY_LIMIT,
     progress: Progress | None = None,
     part: Part | None = None,
+    share: Share | None = None,
 ) -> RiskProfile:
     """Estimate, on public data, how much each layer of an architecture gives away about membership.
 
@@ -70,6 +72,8 @@ def estimate_risk(
     pooling          what is kept of a sequence: "mean" over the attention mask, "cls" (its first position) or "last"
                      (of the mask); None: averages over a coarse grid, padding and all
     progress, part   told lines of text, and the share of the work that is done
+    share            does pieces of work that do not depend on each other, and gives their results in their order: one
+                     shadow model each, and then one attack on it. Several processes may share them
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol is {protocol!r}; it must be one of {', '.join(PROTOCOLS)}")
@@ -88,17 +92,18 @@ def estimate_risk(
     chosen = LayerMap.chosen(untrained, layers)
     read: Read = {"layers": chosen, "pooling": pooling}
     schedule = schedule or Schedule()
-    shadows = []
-    for k in range(models):
+
+    def trained(k: int) -> Shadow:
         tell = partial(_say_of, say, f"shadow {k + 1}/{models}: ")
-        done = _share_of(part, k, rounds)
         model = fresh(model_factory, seed + k)
         with torch.random.fork_rng(devices=[]):  # dropout follows from the seed too
             torch.manual_seed(seed + k)
-            shadows.append(train_shadow(model, inputs, labels, member[k], schedule, seed + k, tell, done))
+            return train_shadow(model, inputs, labels, member[k], schedule, seed + k, tell, _share_of(part, k, rounds))
 
+    share = share or in_turn
+    shadows = share([partial(trained, k) for k in range(models)])
     start = time.perf_counter()
-    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, read, say, part)
+    leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, read, say, part, share)
     first = Examples(inputs, labels, member[0], 0)
     extra = in_sample_accuracies(shadows[0].model, first, seed, read, say) if protocol == "paper" else {}
     peak = max(leaks, key=lambda leak: leak.auc).name
@@ -134,18 +139,20 @@ def _attack(
     read: Read,
     say: Progress,
     part: Part,
+    share: Share,
 ) -> tuple[list[Leak], Leak | None]:
     """Every layer of every shadow model; with several models, each attacked with the others as references."""
-    results: list[dict[str, Result]] = []
-    outputs: list[tuple[Result, NDArray[np.float64]]] = []
-    for k, shadow in enumerate(shadows):
-        done = _share_of(part, len(shadows) + k, 2 * len(shadows) + 1)
+
+    def attacked(k: int) -> tuple[dict[str, Result], tuple[Result, NDArray[np.float64]] | None]:
+        shadow, done = shadows[k], _share_of(part, len(shadows) + k, 2 * len(shadows) + 1)
         examples = Examples(inputs, labels, shadow.member, 0)
         collected = collect(shadow.model, examples, seed=seed, views=views, memory_limit=memory_limit, **read)
-        results.append(attack_layers(collected, shadow.member, seed, say, done))
+        result = attack_layers(collected, shadow.member, seed, say, done)
         output = attack_output(collected, shadow.member, seed)
-        if output is not None:
-            outputs.append((output, scaled_confidence(next(iter(collected.values())))))
+        return result, None if output is None else (output, scaled_confidence(next(iter(collected.values()))))
+
+    every = share([partial(attacked, k) for k in range(len(shadows))])
+    results, outputs = [result for result, _ in every], [output for _, output in every if output is not None]
     if len(shadows) == 1:
         leaks = [result.leak(name) for name, result in results[0].items()]
         return leaks, outputs[0][0].leak(OUTPUT) if outputs else None
@@ -185,6 +192,10 @@ def in_sample_accuracies(
         of_members, of_permuted = (in_sample(evidence, m, attack, seed) for m in (examples.member, permuted))
         accuracies[name] = (of_members, of_permuted)
     return accuracies
+
+
+def in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [task() for task in tasks]
 
 
 def _say_of(say: Progress, whom: str, text: str) -> None:

@@ -54,6 +54,7 @@ class Case:
     vocabulary  of which the batch has indices; of none, it has real numbers
     next_word   whether there is a class for every index, and not one for every example
     in_place    whether its forward pass overwrites activations to save memory
+    blocks      whether it has a list of this name, to be sharded one by one
     """
 
     title: str
@@ -64,6 +65,7 @@ class Case:
     next_word: bool = False
     in_place: bool = False
     channels_last: bool = False
+    blocks: bool = False
 
     def laid_out(self, *, channels_last: bool) -> Case:
         """The same in this memory format, which only images have."""
@@ -116,6 +118,7 @@ CASES = {
     "resnet18": Case("ResNet-18, batch 64", lambda: ResNet18(classes=10), (64, 3, 32, 32), in_place=True),
     "vgg16": Case("VGG-16 on 64x64, batch 32", lambda: VGG16(classes=10), (32, 3, 64, 64), in_place=True),
     "transformer": Case("transformer 4x256, 128 tokens, batch 32", Transformer, (32, 128, 256)),
+    "encoder24": Case("encoder 24x256, 128 tokens, batch 8", lambda: Transformer(depth=24), (8, 128, 256), blocks=True),
     "minilm": Case("MiniLM 6x384, 128 tokens, batch 16", Classifier, (16, 128), vocabulary=30_522),
     "siamese": Case("Siamese MiniLM, batch 8", Siamese, (8, 2, 128), classes=2, vocabulary=30_522),
     "lora": Case(

@@ -1,7 +1,8 @@
 """One step by several processes of one thread each: time, peak memory and bytes sent, beside DistributedDataParallel.
 
 The batch is that of one process, dealt to all. Both make their steps in turns, in the same processes; a step takes as
-long as the slowest process does. Peak memory is measured in processes of their own.
+long as the slowest process does. Peak memory is measured in processes of their own. A model of blocks is measured
+under fully_shard, too, beside SGD under fully_shard.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,15 @@ from lmdp.app.bench.measure import Say, forget_peak, peak
 from lmdp.processes import Group
 
 PLAIN, PRIVATE = "SGD, DDP", "lm, private weights"
-HEAD = "processes  SGD, DDP  private  ratio  MB sent: DDP, private  peak MB: DDP, private"
-DEFAULT = ("scnn", "transformer")
+SHARDED, SHARDED_PRIVATE = "SGD, fully_shard", "lm, fully_shard"
+HEAD = "processes  {0:>16s}  private  ratio (quartiles)    MB sent: SGD, private  peak MB: SGD, private"
+DEFAULT = ("scnn", "transformer", "encoder24")
 
 
 def by_processes(
     most: int, *, models: Sequence[str] = DEFAULT, steps: int = 9, out: Path | None = None, say: Say = lambda line: None
 ) -> dict[str, Any]:
-    """Measured for 1, 2, 4 … processes, up to `most`."""
+    """Measured for 1, 2, 4 … processes, up to `most`. A model of blocks under fully_shard, too, by several."""
     if most < 2:
         raise ValueError(f"processes is {most}; it must be 2 or more (lmdp bench alone measures one)")
     sizes = sorted({most, *(2**k for k in range(most.bit_length()) if 2**k <= most)})
@@ -46,34 +49,49 @@ def by_processes(
         rows = measured["models"][name] = {}
         for size in sizes:
             say(f"{CASES[name].title}: {size} processes")
-            rows[size] = _started(size, name, steps, "")[0]
-            peaks = {which: _started(size, name, 3, which) for which in (PLAIN, PRIVATE)}
-            rows[size]["peak_bytes"] = {which: max(row["peak"] for row in every) for which, every in peaks.items()}
+            pairs = [(PLAIN, PRIVATE), *([(SHARDED, SHARDED_PRIVATE)] if CASES[name].blocks and size > 1 else [])]
+            rows[size] = [_compared(size, name, steps, pair) for pair in pairs]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "processes.json").write_text(json.dumps(measured, indent=1))
     return measured
 
 
+def _compared(size: int, name: str, steps: int, pair: tuple[str, str]) -> dict[str, Any]:
+    """The steps of both in turns, and the peak of each by itself."""
+    row = _started(size, name, steps, pair)[0]
+    peaks = {which: _started(size, name, 3, (which,)) for which in pair}
+    return row | {"peak_bytes": {which: max(one["peak"] for one in every) for which, every in peaks.items()}}
+
+
 def processes_text(measured: dict[str, Any]) -> str:
     lines = [f"{measured['steps']} steps, one thread for each process, {measured['cores']} cores"]
     for name, rows in measured["models"].items():
-        lines += ["", CASES[name].title, HEAD]
-        for size, row in rows.items():
-            plain, private = (1000 * row["seconds"][which] for which in (PLAIN, PRIVATE))
-            sent, peaks = ([row[of][which] / 1e6 for which in (PLAIN, PRIVATE)] for of in ("bytes", "peak_bytes"))
-            lines.append(
-                f"{size:9d}  {plain:5.0f} ms  {private:4.0f} ms  {row['ratio']:5.2f}  {sent[0]:12.3f}, {sent[1]:7.3f}"
-                f"  {peaks[0]:12.0f}, {peaks[1]:7.0f}"
-            )
+        lines += ["", CASES[name].title]
+        for plain, private in ((PLAIN, PRIVATE), (SHARDED, SHARDED_PRIVATE)):
+            of_pair = {size: row for size, every in rows.items() for row in every if plain in row["seconds"]}
+            lines += [HEAD.format(plain)] if of_pair else []
+            lines += [_line(int(size), row, (plain, private)) for size, row in of_pair.items()]
     return "\n".join(lines)
 
 
-def _started(size: int, case: str, steps: int, only: str) -> list[dict[str, Any]]:
+def _line(size: int, row: dict[str, Any], pair: tuple[str, str]) -> str:
+    plain, private = (1000 * row["seconds"][which] for which in pair)
+    sent, peaks = ([row[of][which] / 1e6 for which in pair] for of in ("bytes", "peak_bytes"))
+    low, high = row["quartiles"]
+    return (
+        f"{size:9d}  {plain:13.0f} ms  {private:4.0f} ms  {row['ratio']:5.2f} ({low:.2f}-{high:.2f})"
+        f"  {sent[0]:14.3f}, {sent[1]:7.3f}  {peaks[0]:12.0f}, {peaks[1]:7.0f}"
+    )
+
+
+def _started(size: int, case: str, steps: int, which: tuple[str, ...]) -> list[dict[str, Any]]:
     """What each of so many fresh processes has measured."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        every = [context.Process(target=_measure, args=(rank, size, folder, case, steps, only)) for rank in range(size)]
+        every = [
+            context.Process(target=_measure, args=(rank, size, folder, case, steps, which)) for rank in range(size)
+        ]
         for process in every:
             process.start()
         for process in every:
@@ -83,13 +101,12 @@ def _started(size: int, case: str, steps: int, only: str) -> list[dict[str, Any]
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def _measure(rank: int, size: int, folder: str, name: str, steps: int, only: str) -> None:
+def _measure(rank: int, size: int, folder: str, name: str, steps: int, which: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     case, before = CASES[name], forget_peak()
-    ready = {which: make(case) for which, make in _CONTENDERS.items() if only in ("", which)}
-    answer = _timed(ready, steps)
+    answer = _timed({each: _CONTENDERS[each](case) for each in which}, steps)
     Path(folder, f"{rank}.json").write_text(json.dumps(answer | {"peak": peak() - before}))
     dist.barrier()
     dist.destroy_process_group()
@@ -108,11 +125,12 @@ def _timed(ready: dict[str, tuple[Step, Callable[[], int]]], steps: int) -> dict
             step()
             dist.barrier()
             seconds[which].append(time.perf_counter() - start)
-    ratios = [b / a for a, b in zip(seconds.get(PLAIN, []), seconds.get(PRIVATE, []))]
+    ratios = sorted(b / a for a, b in zip(*seconds.values())) if len(seconds) == 2 else []
     return {
         "seconds": {which: statistics.median(times) for which, times in seconds.items()},
         "bytes": {which: (sent() - before[which]) / steps for which, (_, sent) in ready.items()},
         "ratio": statistics.median(ratios) if ratios else None,
+        "quartiles": [ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]] if ratios else None,
     }
 
 
@@ -134,8 +152,8 @@ def _plain(case: Case) -> tuple[Step, Callable[[], int]]:
     return counted, lambda: ready[0] * size
 
 
-def _private(case: Case) -> tuple[Step, Callable[[], int]]:
-    (x, y), model = _share(case), case.model()
+def _private(case: Case, model: nn.Module | None = None) -> tuple[Step, Callable[[], int]]:
+    (x, y), model = _share(case), model or case.model()
     optimizer, group = torch.optim.SGD(model.parameters(), lr=0.1), Group()
     whole = TensorDataset(*case.batch())
     lmdp.PrivacyEngine().make_private(
@@ -150,6 +168,46 @@ def _private(case: Case) -> tuple[Step, Callable[[], int]]:
     return _loop(model, optimizer, x, y), lambda: group.sent
 
 
+def _sharded(case: Case) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = case.model()
+    for block in model.blocks:
+        fully_shard(block)
+    whole: nn.Module = fully_shard(model)
+    return whole
+
+
+def _plain_sharded(case: Case) -> tuple[Step, Callable[[], int]]:
+    """Whatever torch gives to its two collectives in a step is counted."""
+    (x, y), model, sent = _share(case), _sharded(case), [0]
+    step = _loop(model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+
+    def counted() -> None:
+        with ExitStack() as counting:
+            for name in ("all_gather_single", "reduce_scatter_single"):
+                counting.enter_context(_counting(name, sent))
+            step()
+
+    return counted, lambda: sent[0]
+
+
+@contextmanager
+def _counting(name: str, sent: list[int]) -> Iterator[None]:
+    original = getattr(dist, name)
+
+    def counted(output: Any = None, given: Any = None, *args: Any, **named: Any) -> Any:
+        tensor = next(t for t in (given, named.get("input_tensor"), named.get("input")) if t is not None)
+        sent[0] += tensor.nbytes
+        return original(*(t for t in (output, given) if t is not None), *args, **named)
+
+    setattr(dist, name, counted)
+    try:
+        yield
+    finally:
+        setattr(dist, name, original)
+
+
 def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Step:
     def step() -> None:
         optimizer.zero_grad()
@@ -159,4 +217,9 @@ def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y
     return step
 
 
-_CONTENDERS: dict[str, Callable[[Case], tuple[Step, Callable[[], int]]]] = {PLAIN: _plain, PRIVATE: _private}
+_CONTENDERS: dict[str, Callable[[Case], tuple[Step, Callable[[], int]]]] = {
+    PLAIN: _plain,
+    PRIVATE: _private,
+    SHARDED: _plain_sharded,
+    SHARDED_PRIVATE: lambda case: _private(case, _sharded(case)),
+}
