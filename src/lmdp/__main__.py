@@ -1,7 +1,16 @@
 """`python -m lmdp` is the command line."""
 
+import atexit
+import os
 import sys
 
 from lmdp.app.cli import main
 
-sys.exit(main())
+status = main()
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    # Threads of a group of processes may outlive it, and abort a process at its end whose work is done.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+sys.exit(status)

@@ -255,7 +255,7 @@ def parser() -> argparse.ArgumentParser:
     _options(tune, TUNE_KEYS)
 
     bench = _command(commands, "bench", "speed and memory against non-private SGD and Opacus, in one run")
-    every = "s-cnn, d-cnn, resnet18, vgg16, transformer, minilm, siamese, lora, gpt2, lstm"
+    every = "s-cnn, d-cnn, resnet18, vgg16, transformer, encoder24, minilm, siamese, lora, gpt2, lstm"
     bench.add_argument("--models", help=f"comma-separated, of {every} (default: all)")
     bench.add_argument("--steps", type=int, default=9, help="steps timed of every contender (default: %(default)s)")
     bench.add_argument("--only", default="", help="comma-separated parts of contenders' names; SGD is always in")

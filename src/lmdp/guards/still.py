@@ -74,10 +74,12 @@ def shift_of(steps: int) -> float:
 
 
 def drew_alike(one: Sequence[tuple[Shape, bool]], other: Sequence[tuple[Shape, bool]], accidents: set[Shape]) -> bool:
-    """Whether what had a row for each example in one part had one in another too; what had not is an accident."""
-    wrong = {shape for (shape, by_rows), (_, too) in zip(one, other) if by_rows and not too}
+    """Whether what had a row for each example in one part had as few as there are in another; what had not is an
+    accident. How many are drawn may follow from the number of examples: some rules run a module for each."""
+    as_long = {(name, len(shape), *shape[:1]) for (name, shape), by_rows in other if not by_rows}
+    wrong = {(name, shape) for (name, shape), by_rows in one if by_rows and (name, len(shape), *shape[:1]) in as_long}
     accidents |= wrong
-    return not wrong and len(one) == len(other)
+    return not wrong
 
 
 class Still(TorchDispatchMode):
