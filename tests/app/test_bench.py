@@ -221,6 +221,7 @@ def test_the_table_fits_a_wide_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 130
 
 
+@pytest.mark.slow
 def test_growth_in_miniature(tmp_path: Path) -> None:
     sizes = Sizes(batches=(2, 3), layers=3, blocks=2, lengths=(4, 5), examples=20, batch=10, launches=2)
     measured = growth(steps=2, sizes=sizes, out=tmp_path)

@@ -45,7 +45,7 @@ class Lineage:
 
     def state(self) -> dict[str, Any]:
         """For a saved run: its name, and what it had behind it."""
-        return {"run": self.run, "earlier": encoded(self.earlier), "lost": self.lost}
+        return {"run": self.run, "earlier": encoded(self.earlier), **({"lost": self.lost} if self.lost else {})}
 
     def go_on(self, state: Mapping[str, Any], *, losing: bool = True) -> None:
         """This is the training of that state, continued: its steps so far are no earlier ones. `losing`: those that
