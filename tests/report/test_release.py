@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from dataclasses import replace
@@ -11,9 +12,13 @@ import pytest
 
 from lmdp.app import cli
 from lmdp.app.runs import RunFolder
+from lmdp.audit.curves import GaussianSteps
 from lmdp.report import Story, card, headline, render
 from lmdp.report.charts import epsilon_over_steps
-from lmdp.report.release import FILES, MUST_NOT, NO_PROOF, facts, promise
+from lmdp.report.files import FILES, MAY, MUST_NOT, listed
+from lmdp.report.glossary import WORDS
+from lmdp.report.release import NO_PROOF, OTHER_TRAININGS, PUBLISHED, SEVERAL, facts, promise, several
+from lmdp.report.roc import Limit, of_several
 from lmdp.report.svg import PAGE, Sheet
 from lmdp.report.tables import tpr_limit
 from tests.app.test_cli import SMALL, make_npz
@@ -146,6 +151,90 @@ def test_a_run_is_told_before_and_after_its_audit_and_every_file_of_it_is_sorted
         name = entry.name + ("/" if entry.is_dir() else "")
         assert any(name.startswith(known) for known in FILES) or name == ".lock", name
     assert FILES["private/"][0] == FILES["report.html"][0] == MUST_NOT
+    named = {name for word in (MAY, MUST_NOT) for name, why in listed(word, _names(folder)) if "if kept" not in why}
+    assert all(name in said for name in named)
+    assert not any(f"`{name}`" in said for name in FILES if not any(one.startswith(name) for one in _names(folder)))
+
+
+def _names(folder: RunFolder) -> list[str]:
+    return [entry.name + "/" * entry.is_dir() for entry in folder.path.iterdir()]
+
+
+def test_only_files_that_are_there_are_named_and_those_often_moved_as_if_kept() -> None:
+    there = ("model.safetensors", "audit.json", "audit-ab.html")
+    told = card(sample.story(files=there))
+    assert {name for word in (MAY, MUST_NOT) for name, _ in listed(word, there)} == {
+        *("model.safetensors", "audit", "privacy-card.md", "report.html", "figures/", "checkpoints/", "private/")
+    }
+    assert "`private/`: if kept: " in told
+    assert "`tokenizer/`" not in told
+    assert "any other file: not judged here; treat it as private" in told
+
+
+@pytest.mark.parametrize("k", SEVERAL)
+def test_several_examples_of_one_person_are_as_one_of_a_gaussian_with_so_much_less_noise(k: int) -> None:
+    curve, exact = GaussianSteps(4.0).curve(), GaussianSteps(4.0 / k).curve().most(0.01)
+    assert exact - 1e-3 <= of_several(curve.most, k) <= 1.02 * exact + 1e-3
+
+
+def test_two_examples_of_one_person_are_limited_no_lower_than_their_own_mechanism_is() -> None:
+    """In a step both, one or none are drawn: `dp-accounting` knows that mixture."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    noise, rate, steps = 1.2, 0.1, 40
+    drawn = [(1 - rate) ** 2, 2 * rate * (1 - rate), rate**2]
+    both = pld.from_mixture_gaussian_mechanism(noise, [0.0, 1.0, 2.0], drawn, value_discretization_interval=1e-3)
+    losses = both.self_compose(steps)
+    least = min(math.exp(e) * 0.01 + d for i in range(60) for e in [i / 10] for d in [losses.get_delta_for_epsilon(e)])
+    told = of_several(GaussianSteps(noise, rate, steps).curve().most, 2)
+    assert least <= told < 1.2 * least
+
+
+@pytest.mark.parametrize("k", SEVERAL)
+def test_of_epsilon_and_delta_alone_several_examples_cost_as_many_epsilons_at_a_larger_delta(k: int) -> None:
+    one, delta = Limit(0.3, 1e-5), 1e-5 * math.expm1(0.3 * k) / math.expm1(0.3)
+    assert of_several(one.tpr, k) <= math.exp(0.3 * k) * 0.01 + delta + 1e-12
+    assert of_several(one.tpr, 2) == pytest.approx(math.exp(0.6) * 0.01 + 1e-5 * (1 + math.exp(0.3)))
+
+
+def test_page_and_card_tell_of_people_with_several_examples_and_how_to_protect_them() -> None:
+    one = replace(sample.dpsgd(), limit=0.1, several={2: 0.3001, 5: 0.8, 10: 1.0})
+    assert "with 5 examples at most 80 %, with 10 examples at most 100 %. 100 % is no limit." in several(one)
+    for told in (card(sample.story(trained=(one,))), render(sample.story(trained=(one,)))):
+        assert "with 2 examples at most 31 %" in told
+        assert "lmdp.PerUser" in told
+    assert several(replace(one, privacy={**(one.privacy or {}), "unit": "user"})) == ""
+    assert several(replace(sample.lm(reasons=["so"]), several=one.several)).startswith("Claimed, not certified: ")
+
+
+def test_page_and_card_say_what_may_be_published_and_that_other_trainings_are_unknown() -> None:
+    for told in (html.unescape(render(sample.story())), card(sample.story())):
+        assert PUBLISHED in told
+        assert OTHER_TRAININGS in told
+    assert "No promise covers the weights" in card(sample.story(trained=(sample.sgd(),)))
+
+
+def test_a_card_says_on_whom_attacks_were_tried_and_what_is_not_covered() -> None:
+    assert "The most vulnerable examples were not tried: no canaries were planted." in card(sample.story())
+    assert "stand for the most vulnerable" in card(sample.planted_story())
+    planted = {**(sample.dpsgd().privacy or {}), "examples": {"canaries": 300}}
+    unseen = card(sample.story(trained=(replace(sample.dpsgd(), privacy=planted, audit=None),)))
+    assert "300 canaries were planted, and not looked for" in unseen
+    for gap in planted["not_covered"]:
+        assert gap.replace("_", "\\_") in card(sample.story())
+
+
+def test_a_promise_below_that_of_epsilon_and_delta_alone_says_where_it_comes_from() -> None:
+    assert "exact mechanism" in promise(replace(sample.dpsgd(), limit=0.2))
+    alone = replace(sample.dpsgd(epsilon=1.0), limit=None, audit=None)
+    assert "exact mechanism" not in promise(alone)
+
+
+def test_the_words_of_a_report_are_those_of_its_page_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reading-a-report.md").read_text()
+    for word, meaning in WORDS.items():
+        assert f"| {word} | {meaning} |" in page
+        assert meaning in html.unescape(render(sample.story()))
 
 
 def test_the_limit_of_a_run_is_that_of_its_whole_curve_and_below_epsilon_and_delta_alone() -> None:

@@ -8,7 +8,6 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from lmdp.lineage import Spending, epsilon_of, spendings
 from lmdp.methods import METHODS
 from lmdp.private import PrivacyStatement
 from lmdp.report import Story, Together, Trained, card, figures, render
-from lmdp.report.roc import Limit
+from lmdp.report.release import SEVERAL
+from lmdp.report.roc import Limit, of_several
 from lmdp.risk import RiskProfile
 
 LIMITS_LITTLE = 50.0
@@ -58,26 +58,22 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     return numbers
 
 
-def tpr_limit(folder: RunFolder) -> float | None:
+def tpr_limit(folder: RunFolder, examples: int = 1) -> float | None:
     """What no attack exceeds at a false positive rate of 1 %, if the run's epsilon holds; None where it claims none.
 
-    From the whole privacy curve of the training. Where more was spent on the model, or epsilon is so large that hardly
-    anything is limited, from epsilon and delta alone.
+    Of so many examples at once, which one person may have. From the whole privacy curve of the training. Where more was
+    spent on the model, or epsilon is so large that hardly anything is limited, from epsilon and delta alone.
     """
     if not METHODS[folder.config().method].private:
         return None
     stated = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
     if math.isinf(stated.epsilon):
         return None
-    limit = max(0.0, min(1.0, Limit(stated.epsilon, stated.delta).tpr(0.01)))
+    alone = Limit(stated.epsilon, stated.delta)
     if stated.steps == 0 or stated.epsilon > LIMITS_LITTLE or len(spent_for(folder / "model.safetensors")) > 1:
-        return limit
-    return min(limit, _most(stated.noise_multiplier, stated.sample_rate, stated.steps))
-
-
-@lru_cache(64)
-def _most(noise_multiplier: float, sample_rate: float, steps: int) -> float:
-    return GaussianSteps(noise_multiplier, sample_rate, steps).curve().most(0.01)
+        return of_several(alone.tpr, examples)
+    curve = GaussianSteps(stated.noise_multiplier, stated.sample_rate, stated.steps).curve()
+    return of_several(lambda fpr: min(alone.tpr(fpr), curve.most(fpr)), examples)
 
 
 def _canaries(told: CanaryLeaks) -> dict[str, Any]:
@@ -120,7 +116,14 @@ def story(folders: Sequence[RunFolder], command: str, risk: RiskProfile | None, 
         version=__version__,
         together=all_together(folders),
         versions=versions(),
+        files=_files(folders),
     )
+
+
+def _files(folders: Sequence[RunFolder]) -> tuple[str, ...]:
+    """What is in the folders now; of several, with what a comparison adds."""
+    there = {entry.name + "/" * entry.is_dir() for folder in folders for entry in folder.path.iterdir()}
+    return tuple(sorted(there | ({"results.json"} if len(folders) > 1 else set())))
 
 
 def short(spec: str) -> str:
@@ -190,8 +193,14 @@ def _trained(folder: RunFolder) -> Trained:
         test_examples=examples if isinstance(examples, int) and 0 < examples < 1e15 else None,
         sha256=_digest(folder / "model.safetensors"),
         limit=tpr_limit(folder) if folder.finished else None,
+        several=_several(folder) if folder.finished else {},
         remark=explosion(folder / "model.safetensors") if folder.finished else "",
     )
+
+
+def _several(folder: RunFolder) -> dict[int, float]:
+    """The limit for people with so many examples."""
+    return {k: limit for k in SEVERAL if (limit := tpr_limit(folder, k)) is not None}
 
 
 def _digest(path: Path) -> str:

@@ -16,7 +16,9 @@ epsilon      claimed epsilon beside its lower bounds
 charts       from a story to its charts; `figures` gives them as files
 html         the page around the contents
 tables       the numbers, each with its uncertainty
+glossary     the words of a report, folded at its end
 guarantee    what each model promises, and what no promise covers
+files        which files of a run may leave the house
 release      may this be released: promise, standing, what was tried, files, a place to sign
 card         the same as privacy-card.md
 page         `render`: a whole story as one page

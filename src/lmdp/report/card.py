@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmdp.report.release import BY_WHOM, FILES, MAY, MUST_NOT, NO_PROOF, facts, unit
+from lmdp.report.files import MAY, MUST_NOT, THE_REST, listed
+from lmdp.report.guarantee import not_covered
+from lmdp.report.release import BY_WHOM, NO_PROOF, OTHER_TRAININGS, facts, published, unit, untried
 from lmdp.report.values import accuracy, assumed, epsilon, epsilon_text, finite, small
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ def card(story: Story) -> str:
         parts += [f"## {_plain(trained.name)}\n", *_model(trained, story)]
     if story.together is not None:
         parts.append(f"## Several models\n\n{_plain(str(story.together))}\n")
-    parts += ["## What is protected\n", f"{_plain(unit(story))}\n", *_files()]
+    parts += ["## What is protected\n", f"{_plain(unit(story))}\n"]
+    parts += ["## What may be published\n", f"{_plain(published(story))}\n"]
+    parts += ["## Other trainings\n", f"{OTHER_TRAININGS}\n", *_gaps(story), *_files(story)]
     parts.append("## Decision\n\n- [ ] release\n- [ ] do not release\n\nName, date and reasons:\n")
     return "\n".join(parts)
 
@@ -41,6 +45,7 @@ def _model(trained: Trained, story: Story) -> Iterator[str]:
         yield f"**How far it can be relied on.** {_plain(fact.standing.replace('under Privacy', 'below'))}\n"
         yield from _numbers(trained)
         yield from _assumptions(trained)
+        yield from (f"**Several examples of one person.** {_plain(fact.several)}\n" for _ in [1] if fact.several)
     yield from (f"**The model.** {_plain(fact.remark)}\n" for _ in [1] if fact.remark)
     yield f"**What was tried against it.** {_plain(_attacks(trained))}\n"
     yield from (f"**Further models.** {_plain(fact.again)}\n" for _ in [1] if fact.again)
@@ -63,21 +68,31 @@ def _assumptions(trained: Trained) -> Iterator[str]:
 
 
 def _attacks(trained: Trained) -> str:
-    """Which attacks there were, without what they found."""
+    """Which attacks there were, on whom, and on whom not, without what they found."""
     audit = trained.audit
     if audit is None:
-        return "Nothing: it was not attacked."
+        return f"Nothing: it was not attacked. {untried(trained)}"
     told = (
         f"Membership attacks on {len(audit.layers)} layers, {audit.members} members against {audit.nonmembers} others"
     )
-    if audit.canaries is not None:
-        told += f", and on {audit.canaries.inside + audit.canaries.outside} planted canaries"
-    return f"{told}. Results are computed on private examples and stay in report.html. {NO_PROOF}"
+    if audit.canaries is None:
+        told += f". {untried(trained)}"
+    else:
+        count = audit.canaries.inside + audit.canaries.outside
+        told += f", and on {count} planted canaries, which stand for the most vulnerable examples."
+    return f"{told} Results are computed on private examples and stay in report.html. {NO_PROOF}"
 
 
-def _files() -> Iterator[str]:
+def _gaps(story: Story) -> Iterator[str]:
+    gaps = dict.fromkeys(gap for trained in story.trained for gap in not_covered(trained.privacy or {}))
+    if gaps:
+        yield "## What the promise does not cover\n\n" + "\n".join(f"- {_plain(gap)}" for gap in gaps) + "\n"
+
+
+def _files(story: Story) -> Iterator[str]:
     for word in (MAY, MUST_NOT):
-        names = (f"- `{name}`: {why}" for name, (which, why) in FILES.items() if which == word)
+        names = [f"- `{name}`: {why}" for name, why in listed(word, story.files)]
+        names += [f"- {THE_REST}"] if word == MUST_NOT else []
         yield f"## What {word}\n\n" + "\n".join(names) + "\n"
 
 

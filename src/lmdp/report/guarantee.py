@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report.html import listing, named, pairs, paragraph, section
+from lmdp.report.release import OTHER_TRAININGS
 from lmdp.report.svg import Style, el, text
 from lmdp.report.values import (
     NOT_ESTABLISHED,
@@ -50,10 +51,10 @@ def guarantees(trained: Sequence[Trained]) -> str:
     if not private:
         words = f"{', '.join(bare)}: trained without differential privacy; nothing is guaranteed."
         return section("Privacy", paragraph(words), key="privacy") if bare else ""
-    gaps = list(dict.fromkeys(tuple(_texts(privacy, "not_covered")) for _, _, privacy in private))
+    gaps = list(dict.fromkeys(tuple(not_covered(privacy)) for _, _, privacy in private))
     same = len(gaps) == 1
     cards = (_card(t.name, style, privacy, with_gaps=not same) for t, style, privacy in private)
-    parts = [el("div", *cards, class_="cards")]
+    parts = [el("div", *cards, class_="cards"), paragraph(OTHER_TRAININGS, "note after")]
     if same and gaps[0]:
         parts += [el("h3", "What these guarantees do not cover", class_="gap"), listing(list(gaps[0]))]
     if bare:
@@ -76,7 +77,7 @@ def _card(name: str, style: Style, privacy: Mapping[str, Any], *, with_gaps: boo
     if others := [reason for reason in _texts(privacy, "reasons") if reason not in said]:
         parts.append(el("div", el("strong", "Not certified because", class_="bad"), listing(others), class_="reasons"))
     parts += [paragraph(f"Checked: {seen}.", "note after") for seen in _texts(privacy, "checks")]
-    if with_gaps and (gaps := _texts(privacy, "not_covered")):
+    if with_gaps and (gaps := not_covered(privacy)):
         parts += [el("h3", "Not covered", class_="gap"), listing(gaps)]
     return el("article", *parts, class_="card")
 
@@ -98,6 +99,11 @@ def _assumption(row: Assumed) -> str:
     state = el("span", mark, " " + row.state, class_="good" if row.holds else "bad")
     told = el("span", text(row.sentence)) + el("div", text(row.how), class_="how")
     return el("tr", el("th", told, scope="row"), el("td", state))
+
+
+def not_covered(privacy: Mapping[str, Any]) -> list[str]:
+    """What the statement says that its promise leaves out."""
+    return _texts(privacy, "not_covered")
 
 
 def _texts(privacy: Mapping[str, Any], key: str) -> list[str]:

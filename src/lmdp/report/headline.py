@@ -53,9 +53,13 @@ def _measured(audited: Sequence[Trained]) -> str:
     peaks = [(t, side.peak) for t, side in sides] or [(t, t.audit.peak) for t in audited if t.audit is not None]
     open_, quiet = ([t for t, top in peaks if (top.interval[0] > 0.5) is leaks] for leaks in (True, False))
     if not open_:
-        return f"Attacks did not find {who} in {_names(quiet)}; that is no proof."
-    told = f"Attacks found {who} in {_names(open_)}"
-    return f"{told}, and not in {_names(quiet)}; that is no proof." if quiet else f"{told}."
+        return f"Attacks did not find {who} in {_models(quiet)}; that is no proof."
+    told = f"Attacks found {who} in {_models(open_)}"
+    return f"{told}, and not in {_models(quiet)}; that is no proof." if quiet else f"{told}."
+
+
+def _models(trained: Sequence[Trained]) -> str:
+    return f"the model{'s' if len(trained) > 1 else ''} trained by {_names(trained)}"
 
 
 def _names(trained: Sequence[Trained]) -> str:

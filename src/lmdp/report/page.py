@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmdp.report import charts, tables
 from lmdp.report.drawn import Vulnerable
 from lmdp.report.epsilon import epsilon_bounds
+from lmdp.report.glossary import glossary
 from lmdp.report.guarantee import guarantees
 from lmdp.report.headline import headline
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
@@ -32,6 +33,12 @@ RANGES = (
 )
 
 
+SETTINGS = (
+    "It need not be the one that trained: a page is written anew by every audit. The settings of the training are in "
+    "config.toml of the run folder, and here."
+)
+
+
 def render(story: Story) -> str:
     """HTML that opens offline. Everything in the story is text to it, whatever it contains."""
     return document(
@@ -46,6 +53,7 @@ def render(story: Story) -> str:
         guarantees(story.trained),
         _bounds(story.bounds),
         _making(story),
+        glossary(),
     )
 
 
@@ -165,7 +173,7 @@ def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
             if limit.visible(least)
             else f"The limit that epsilon {limit.epsilon:.3g} and delta {small(limit.delta)} alone set lies beyond "
             f"these axes: at a false positive rate of {least:g} a true positive rate of up to {limit.tpr(least):.2f}. "
-            "The whole privacy curve of the training sets a tighter one, which stands under Numbers."
+            "The exact mechanism (noise, sampling rate, steps) sets a tighter one, which stands under Numbers."
             for limit in limits
         ),
     ]
@@ -201,8 +209,8 @@ def _table(story: Story) -> str:
         return ""
     note = (
         "The interval of the peak is corrected for having looked at every layer. TPR, FPR: true, false positive rate. "
-        "No attack exceeds the limit if the epsilon holds. An audit takes it from the whole privacy curve of the "
-        "training, which is tighter than the grey line of epsilon and delta alone."
+        "No attack exceeds the limit if the epsilon holds. Where the exact mechanism of the training is known (noise, "
+        "sampling rate, steps), the limit is taken from it: epsilon and delta alone would allow more."
     )
     return section("Numbers", tables.models(story), paragraph(note, "note after"), key="numbers")
 
@@ -255,8 +263,11 @@ def _bounds(bounds: Sequence[Bound]) -> str:
 
 
 def _making(story: Story) -> str:
-    parts = [el("pre", el("code", text(story.command)))] if story.command else []
+    parts = []
+    if story.command:
+        parts = [paragraph("The command that wrote this page:", "note"), el("pre", el("code", text(story.command)))]
     if story.config:
+        parts.append(paragraph(SETTINGS, "note"))
         shown = json.dumps(_plain(story.config), indent=2, ensure_ascii=False, default=str)
         parts.append(folded("Resolved configuration", el("pre", el("code", text(shown)))))
     return section("How to make it again", *parts, key="making") if parts else ""

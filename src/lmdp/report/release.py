@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmdp.report.drawn import Vulnerable
+from lmdp.report.files import MAY, MUST_NOT, THE_REST, listed
 from lmdp.report.html import listing, named, pairs, paragraph, section
+from lmdp.report.roc import of_several
 from lmdp.report.svg import Style, el, text
-from lmdp.report.tables import tpr_limit
+from lmdp.report.tables import limit_of, tpr_limit
 from lmdp.report.values import assumed, epsilon, epsilon_text, finite, is_certified, peak, small
 
 if TYPE_CHECKING:
@@ -34,28 +36,22 @@ UNIT = (
 OTHER_UNIT = (
     "One {unit}, with all its rows, added or left out. Whoever is in the data as several such counts several times."
 )
-MAY, MUST_NOT = "may leave the house, if the promise above suffices", "must not leave the house"
-FILES: Mapping[str, tuple[str, str]] = {
-    "model.safetensors": (MAY, "the model; it carries what was spent for it"),
-    "model.json": (MAY, "how the model is used: classes, inputs, preprocessing, layers"),
-    "network/": (MAY, "the configuration of a model of transformers"),
-    "tokenizer/": (MAY, "of texts: a public tokenizer"),
-    "average.safetensors": (MAY, "the averaged model, at the same epsilon"),
-    "checkpoints/": (MAY, "covered by the same epsilon; nobody needs them"),
-    "privacy.json": (MAY, "the privacy statement"),
-    "privacy-card.md": (MAY, "this card"),
-    "risk.json": (MAY, "of public data only"),
-    "metrics.jsonl": (MAY, "holds test accuracies, which no epsilon covers"),
-    "tensorboard/": (MAY, "the same numbers"),
-    "config.toml": (MAY, "look at it first: it holds paths of your machine"),
-    "report.html": (MUST_NOT, "holds results of attacks on members"),
-    "figures/": (MUST_NOT, "the same, drawn"),
-    "audit": (MUST_NOT, "all files that begin so: results of attacks on members"),
-    "epsilon.json": (MUST_NOT, "bounds by attacks on this data"),
-    "references/": (MUST_NOT, "models of parts of the private data, for audits"),
-    "private/": (MUST_NOT, "tells who was in the training"),
-}
-"""What a run leaves behind, by the beginning of its name: whether it may leave the house, and why."""
+PUBLISHED = (
+    "The weights, and outputs and embeddings of other people's inputs, are all computed from the released model: the "
+    "same promise covers them, as far as it holds, however many there are. (Each tells of its own input, which is "
+    "another matter.) Outputs or embeddings of the training examples themselves, handed out with their names, are as "
+    "private as the examples. Files that know who was in the training are not covered."
+)
+NOTHING_PUBLISHED = "No promise covers the weights, nor outputs or embeddings, which are computed from them."
+OTHER_TRAININGS = (
+    "Other trainings on the same data, also discarded and tuning ones, are not known to this run: ask for them and add "
+    "up."
+)
+SEVERAL = (2, 5, 10)
+"""How many examples of one person the promise is told for."""
+PER_PERSON = (
+    "To protect all examples of a person as one, train with --unit user:COLUMN (lmdp train) or lmdp.PerUser (Python)."
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,7 @@ class Facts:
     again: str
     identity: tuple[tuple[str, str], ...]
     remark: str = ""
+    several: str = ""
 
 
 def facts(trained: Trained, story: Story) -> Facts:
@@ -90,8 +87,10 @@ def facts(trained: Trained, story: Story) -> Facts:
     )
     again = _again(privacy)
     identity = _identity(trained)
-    told, remark = tuple(tried(trained)), trained.remark
-    return Facts(trained.name, True, good, promise(trained), standing, doubts, told, again, identity, remark)
+    told, said = tuple(tried(trained)), promise(trained)
+    return Facts(
+        trained.name, True, good, said, standing, doubts, told, again, identity, trained.remark, several(trained)
+    )
 
 
 def promise(trained: Trained) -> str:
@@ -109,8 +108,36 @@ def promise(trained: Trained) -> str:
     return (
         f"{claimed}Somebody has the model and knows all data but {one}, and tries to tell whether that one was "
         f"trained on. At 1 % false alarms, at most {_percent(limit)} of members can be recognised ({numbers}); "
-        "guessing recognises 1 %."
+        f"guessing recognises 1 %.{_whence(trained, limit)}"
     )
+
+
+def _whence(trained: Trained, limit: float) -> str:
+    """Why it is less than epsilon and delta alone would say, where it is."""
+    alone = limit_of(trained)
+    if alone is None or _percent(limit) == _percent(alone.tpr(0.01)):
+        return ""
+    return (
+        f" The {_percent(limit)} follow from the exact mechanism (noise, sampling rate, steps); from epsilon and delta "
+        f"alone would follow {_percent(alone.tpr(0.01))}."
+    )
+
+
+def several(trained: Trained) -> str:
+    """The promise to a person who is in the data with several examples; "" where a person is what is protected."""
+    alone = limit_of(trained)
+    if alone is None or (trained.privacy or {}).get("unit", "example") != "example":
+        return ""
+    rates = trained.several or {k: of_several(alone.tpr, k) for k in SEVERAL}
+    told = ", ".join(f"with {k} examples at most {_percent(rate)}" for k, rate in rates.items())
+    claimed = "" if is_certified(trained.privacy or {}) else "Claimed, not certified: "
+    none = " 100 % is no limit." if any(_percent(rate) == "100 %" for rate in rates.values()) else ""
+    return f"{claimed}At 1 % false alarms can be recognised, of people {told}.{none} {PER_PERSON}"
+
+
+def published(story: Story) -> str:
+    """What the promise covers besides the weights, and what it does not."""
+    return PUBLISHED if any(trained.privacy is not None for trained in story.trained) else NOTHING_PUBLISHED
 
 
 def unit(story: Story) -> str:
@@ -132,7 +159,7 @@ def tried(trained: Trained) -> list[str]:
     said = []
     side = Vulnerable.of(trained.audit)
     if side is None:
-        said.append("The most vulnerable examples were not tried: no canaries were planted.")
+        said.append(untried(trained))
     else:
         seen = _seen(side.peak.interval[0] > 0.5, side.peak.name)
         said.append(f"The most vulnerable, {side.members + side.nonmembers} canaries: {seen} (AUC {peak(side)}).")
@@ -142,6 +169,13 @@ def tried(trained: Trained) -> list[str]:
     count = f"{trained.audit.members} members against {trained.audit.nonmembers} others"
     said.append(f"Ordinary examples, {count}: {seen} (AUC {peak(trained.audit)}).")
     return [*said, NO_PROOF]
+
+
+def untried(trained: Trained) -> str:
+    """That the most vulnerable were left out, and why."""
+    there = planted(trained)
+    why = f"{there} canaries were planted, and not looked for" if there else "no canaries were planted"
+    return f"The most vulnerable examples were not tried: {why}."
 
 
 def _seen(leaks: bool, layer: str) -> str:
@@ -171,14 +205,18 @@ def _identity(trained: Trained) -> tuple[tuple[str, str], ...]:
         entries.append(("SHA-256 of model.safetensors", trained.sha256))
     rate, batch = (finite((trained.privacy or {}).get(key)) for key in ("sample_rate", "expected_batch_size"))
     if rate and batch and rate > 0:
-        counts = (trained.privacy or {}).get("examples")
-        planted = counts.get("canaries") if isinstance(counts, Mapping) else None
-        among = f", with those of {planted} planted canaries that are in" if planted else ""
+        among = f", with those of {planted(trained)} planted canaries that are in" if planted(trained) else ""
         entries.append(("examples trained on (N)", f"{round(batch / rate)}{among}"))
     steps = finite((trained.privacy or {}).get("steps"))
     if steps is not None:
         entries.append(("steps", f"{steps:g}"))
     return tuple(entries)
+
+
+def planted(trained: Trained) -> Any:
+    """How many canaries, by the statement; None where it does not say."""
+    counts = (trained.privacy or {}).get("examples")
+    return counts.get("canaries") if isinstance(counts, Mapping) else None
 
 
 def box(story: Story) -> str:
@@ -187,10 +225,13 @@ def box(story: Story) -> str:
         return ""
     every = [(facts(t, story), Style.of_model(i)) for i, t in enumerate(story.trained)]
     cards = el("div", *(_card(fact, style) for fact, style in every), class_="decisions")
-    about = [("what is protected", text(unit(story)))]
+    about = [("what is protected", text(unit(story))), ("what may be published", text(published(story)))]
+    about.append(("other trainings", text(OTHER_TRAININGS)))
     if story.together is not None:
         about.append(("several models", text(str(story.together))))
-    lists = (el("div", el("h3", f"What {word}"), listing(_files(word)), class_="files") for word in (MAY, MUST_NOT))
+    lists = (
+        el("div", el("h3", f"What {word}"), listing(_files(word, story)), class_="files") for word in (MAY, MUST_NOT)
+    )
     signed = el("p", text("Decision: ☐ release  ☐ do not release"), class_="sign") + el(
         "p", text("Name, date and reasons:"), class_="sign line"
     )
@@ -211,6 +252,7 @@ def _card(fact: Facts, style: Style) -> str:
     entries = (
         [("how far it can be relied on", text(fact.standing) + listing(list(fact.reasons)))] if fact.private else []
     )
+    entries += [("several examples of one person", text(fact.several))] if fact.several else []
     entries += [("the model", el("strong", text(fact.remark), class_="bad"))] if fact.remark else []
     entries.append(("tried against it", listing(list(fact.tried))))
     entries += [("further models", text(fact.again))] if fact.again else []
@@ -219,5 +261,6 @@ def _card(fact: Facts, style: Style) -> str:
     return el("article", head, el("p", text(fact.promise), class_="promise"), pairs(entries), class_="card")
 
 
-def _files(word: str) -> list[str]:
-    return [f"{name}{'…' if name == 'audit' else ''}: {why}" for name, (which, why) in FILES.items() if which == word]
+def _files(word: str, story: Story) -> list[str]:
+    told = [f"{name}{'…' if name == 'audit' else ''}: {why}" for name, why in listed(word, story.files)]
+    return [*told, THE_REST] if word == MUST_NOT else told

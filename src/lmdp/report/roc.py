@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lmdp.report.axes import Frame, across, room_for, upward
@@ -39,6 +39,18 @@ class Limit:
     def visible(self, least: float) -> bool:
         """Whether it cuts off a part of the plot that an eye can see."""
         return self.tpr(least) < 0.5
+
+
+def of_several(limit: Callable[[float], float], examples: int, fpr: float = 0.01) -> float:
+    """What no attack exceeds on so many examples of one person at once, by the limit that holds for each of them.
+
+    From the data without them to the data with all, one example at a time: what an attack reaches on the one is its
+    rate of false alarms for the next. Of epsilon and delta alone that is k times the epsilon, at a larger delta.
+    """
+    rate = fpr
+    for _ in range(examples):
+        rate = min(1.0, max(rate, limit(rate)))
+    return rate
 
 
 def roc(

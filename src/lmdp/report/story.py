@@ -19,8 +19,9 @@ class Trained:
 
     `metrics` are the rows of metrics.jsonl (step, epoch, epsilon, test_accuracy, layer_weights, seconds), `privacy` the
     content of privacy.json, None for a model trained without privacy. With `test_examples` the test accuracy is given
-    its interval. `limit` is what no attack exceeds at a false positive rate of 1 %, if the epsilon holds; `sha256` that
-    of the model's file; `remark` what must be said of its weights.
+    its interval. `limit` is what no attack exceeds at a false positive rate of 1 %, if the epsilon holds, `several` the
+    same of 2, 5 … examples of one person at once; `sha256` that of the model's file; `remark` what must be said of its
+    weights.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Trained:
     sha256: str = ""
     limit: float | None = None
     remark: str = ""
+    several: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Together:
 
 @dataclass(frozen=True)
 class Story:
-    """Everything one report shows, and the exact command that made it."""
+    """Everything one report shows, and the exact command that made it. `files` are those of its folder, if known."""
 
     title: str
     command: str
@@ -70,3 +72,4 @@ class Story:
     bounds: tuple[Bound, ...] = ()
     together: Together | None = None
     versions: str = ""
+    files: tuple[str, ...] | None = None

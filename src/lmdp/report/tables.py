@@ -119,10 +119,17 @@ def tpr_limit(trained: Trained) -> float | None:
         return trained.limit
     if trained.audit is not None and trained.audit.tpr_limit_at_1pct is not None:
         return trained.audit.tpr_limit_at_1pct
-    spent, delta = finite(epsilon(trained.privacy)), finite(trained.privacy.get("delta"))
+    alone = limit_of(trained)
+    return None if alone is None else alone.tpr(0.01)
+
+
+def limit_of(trained: Trained) -> Limit | None:
+    """By epsilon and delta alone, where there are both."""
+    privacy = trained.privacy or {}
+    spent, delta = finite(epsilon(privacy)), finite(privacy.get("delta"))
     if spent is None or delta is None or spent < 0 or not 0 <= delta < 1:
         return None
-    return Limit(spent, delta).tpr(0.01)
+    return Limit(spent, delta)
 
 
 def _measured(leak: Leak) -> list[str]:
