@@ -17,6 +17,7 @@ from lmdp.report import Story, card, headline, render
 from lmdp.report.charts import epsilon_over_steps
 from lmdp.report.files import FILES, MAY, MUST_NOT, listed
 from lmdp.report.glossary import WORDS
+from lmdp.report.guarantee import guarantees
 from lmdp.report.release import NO_PROOF, OTHER_TRAININGS, PUBLISHED, SEVERAL, facts, promise, several
 from lmdp.report.roc import Limit, of_several
 from lmdp.report.svg import PAGE, Sheet
@@ -199,9 +200,9 @@ def test_of_epsilon_and_delta_alone_several_examples_cost_as_many_epsilons_at_a_
 
 def test_page_and_card_tell_of_people_with_several_examples_and_how_to_protect_them() -> None:
     one = replace(sample.dpsgd(), limit=0.1, several={2: 0.3001, 5: 0.8, 10: 1.0})
-    assert "with 5 examples at most 80 %, with 10 examples at most 100 %. 100 % is no limit." in several(one)
+    assert "80 % of those with 5 examples, at most 100 % of those with 10 examples. 100 % is no limit." in several(one)
     for told in (card(sample.story(trained=(one,))), render(sample.story(trained=(one,)))):
-        assert "with 2 examples at most 31 %" in told
+        assert "at most 31 % of those with 2 examples" in told
         assert "lmdp.PerUser" in told
     assert several(replace(one, privacy={**(one.privacy or {}), "unit": "user"})) == ""
     assert several(replace(sample.lm(reasons=["so"]), several=one.several)).startswith("Claimed, not certified: ")
@@ -243,3 +244,20 @@ def test_the_limit_of_a_run_is_that_of_its_whole_curve_and_below_epsilon_and_del
     alone = tpr_limit(replace(trained, limit=None, audit=None))
     assert alone is not None
     assert math.isfinite(alone)
+
+
+def test_the_headline_speaks_of_models_and_not_of_methods_in_which_members_are_found() -> None:
+    assert "in the model trained by DP-SGD; that is no proof." in headline(STORIES["alone"])
+    told = headline(STORIES["ordinary"])
+    assert "in the model trained by SGD, and not in the models trained by DP-SGD and LM-DP-SGD" in told
+
+
+def test_a_page_tells_its_command_from_the_settings_of_the_training_and_no_line_that_is_not_drawn() -> None:
+    page = render(sample.story(command="lmdp audit runs/one"))
+    assert "The command that wrote this page:" in page
+    assert "The settings of the training are in config.toml" in page
+    assert "grey line" not in page
+
+
+def test_beside_the_assumption_that_all_is_counted_stands_what_a_run_cannot_know() -> None:
+    assert OTHER_TRAININGS in guarantees((sample.dpsgd(),))

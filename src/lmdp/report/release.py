@@ -129,10 +129,12 @@ def several(trained: Trained) -> str:
     if alone is None or (trained.privacy or {}).get("unit", "example") != "example":
         return ""
     rates = trained.several or {k: of_several(alone.tpr, k) for k in SEVERAL}
-    told = ", ".join(f"with {k} examples at most {_percent(rate)}" for k, rate in rates.items())
+    told = ", ".join(f"at most {_percent(rate)} of those with {k} examples" for k, rate in rates.items())
     claimed = "" if is_certified(trained.privacy or {}) else "Claimed, not certified: "
     none = " 100 % is no limit." if any(_percent(rate) == "100 %" for rate in rates.values()) else ""
-    return f"{claimed}At 1 % false alarms can be recognised, of people {told}.{none} {PER_PERSON}"
+    return (
+        f"{claimed}Of people with several examples can be recognised, at 1 % false alarms: {told}.{none} {PER_PERSON}"
+    )
 
 
 def published(story: Story) -> str:
