@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import lmdp
+from lmdp import lineage
 
 SUITS: dict[str, dict[str, Any]] = {
     "head": {"epochs": 30, "batch": 2000, "head_rate": 0.1},
@@ -254,6 +255,11 @@ def main() -> None:
         before, probe = load(Path(settings.init))
         if before.tune != "head":
             raise SystemExit(f"--init is {settings.init}, a run of --tune {before.tune}; begin with one of --tune head")
+        if before.private and settings.private and not lineage.earlier(dict(probe.head.named_parameters())):
+            raise SystemExit(
+                f"what {settings.init} cost is not in the index of released weights, and would not be added up: set "
+                "LMDP_LINEAGE to the folder that it was trained with, or train it again"
+            )
         model.head.load_state_dict(probe.head.state_dict())
     elif settings.tune == "tangent":
         raise SystemExit("--tune tangent follows the head of a probe: name its run with --init")
