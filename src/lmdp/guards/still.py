@@ -132,8 +132,8 @@ def _but(drawn: Tensor, rows: Tensor | None, *value: Tensor) -> Tensor:
 def _noise(
     name: str, drawn: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any], shift: float, *, spread: bool
 ) -> Tensor:
-    """[F] if they are `spread`, or one number. Uniform numbers begin with the first that was drawn, and so are others
-    in every look."""
+    """[F] if they are `spread`, or one number. Uniform numbers begin with the first that was drawn, and so are others in
+    every look."""
     numbers = {"uniform_": ("from", "to"), "normal_": ("mean", "std")}.get(name)
     low, width = _pair(args, kwargs, *numbers) if numbers else (0.0, 1.0)
     width -= low if name == "uniform_" else 0.0
