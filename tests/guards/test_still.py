@@ -71,16 +71,6 @@ def test_what_has_as_many_rows_by_accident_is_found_out_and_the_same_for_all_fro
     assert accidents == {("rand", (8,))}
 
 
-def test_of_words_that_are_hidden_by_chance_some_are_in_every_look_however_long_the_texts_are_padded() -> None:
-    torch.manual_seed(3)
-    with Still(Held(5, [1, 2])):
-        among = torch.rand(5, 40) < 0.3
-    with Still(Held(2, range(2))):
-        alone = torch.rand(2, 25) < 0.3
-    assert torch.equal(among[[1, 2], :25], alone)
-    assert 5 <= int(among[1].sum()) <= 20
-
-
 def test_rows_of_one_example_stay_together() -> None:
     with Still(Held(4, [1, 3]).of_units(3)):
         drawn = torch.rand(12)

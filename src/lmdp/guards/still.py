@@ -2,8 +2,7 @@
 
 An example whose company is larger has other dropout, because the generator has moved on. To tell whether the number of
 examples matters, random tensors are therefore the same for every row: dropout keeps everything, a coin is its chance,
-noise is one number (in three dimensions or more, and in rows of examples, one for each place in the last: a norm after
-it does not undo it, and of words that are hidden by chance some are).
+noise is one number (in three dimensions or more, one for each place in the last: a norm after it does not undo it).
 
 Where all rows have the same numbers, dividing by their sum over the batch would not show. A tensor with a row for each
 example has therefore other numbers in the rows of those who do not stay (`Held`): nobody whose numbers are its own
@@ -59,17 +58,14 @@ class Held:
         stay = [each * at + row for at in self.stay for row in range(each)]
         return Held(each * self.rows, stay, self.shift, self.accidents)
 
-    def by_rows(self, name: str, drawn: Tensor) -> bool:
-        """Whether it has a row for each example; noted."""
+    def others(self, name: str, drawn: Tensor) -> Tensor | None:
+        """Of a tensor with a row for each example, the rows of those who do not stay; None where there are none."""
         shape = (name, tuple(drawn.shape))
-        self.drawn.append((shape, drawn.shape[:1] == (self.rows,) and shape not in self.accidents))
-        return self.drawn[-1][1]
-
-    def others(self, device: torch.device) -> Tensor | None:
-        """The rows of those who do not stay; None where there are none."""
+        by_rows = drawn.shape[:1] == (self.rows,) and shape not in self.accidents
+        self.drawn.append((shape, by_rows))
         rows = torch.ones(self.rows, dtype=torch.bool)
         rows[list(self.stay)] = False
-        return rows.to(device) if bool(rows.any()) else None
+        return rows.to(drawn.device) if by_rows and bool(rows.any()) else None
 
 
 def shift_of(steps: int) -> float:
@@ -109,16 +105,14 @@ class Still(TorchDispatchMode):
         put_back()
         if not drawn.numel() or drawn.is_meta:
             return drawn
-        by_rows = self._held.by_rows(name, drawn)
-        others = self._held.others(drawn.device) if by_rows else None
+        others = self._held.others(name, drawn)
         if name in COINS:
             chance = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "bernoulli" else 0.5)
             return _but(_coins(drawn, chance), others, torch.zeros((), device=drawn.device))
         if name in ONE_NUMBER:
             first, *rest = torch.unique_consecutive(drawn.reshape(-1)[:64])
             return _but(drawn.fill_(first.item()), others, *rest[:1])
-        spread = drawn.dim() > 2 or (by_rows and drawn.dim() == 2)
-        noise = [_noise(name, drawn, args, kwargs, shift, spread=spread) for shift in (0.0, self._held.shift)]
+        noise = _noise(name, drawn, args, kwargs, 0.0), _noise(name, drawn, args, kwargs, self._held.shift)
         return _but(drawn.copy_(noise[0]), others, noise[1].to(drawn.dtype))
 
 
@@ -129,16 +123,13 @@ def _but(drawn: Tensor, rows: Tensor | None, *value: Tensor) -> Tensor:
     return drawn
 
 
-def _noise(
-    name: str, drawn: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any], shift: float, *, spread: bool
-) -> Tensor:
-    """[F] if they are `spread`, or one number. Uniform numbers begin with the first that was drawn, and so are others in
-    every look."""
+def _noise(name: str, drawn: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any], shift: float) -> Tensor:
+    """[F], or one number. Uniform numbers begin with the first that was drawn, and so are others in every look."""
     numbers = {"uniform_": ("from", "to"), "normal_": ("mean", "std")}.get(name)
     low, width = _pair(args, kwargs, *numbers) if numbers else (0.0, 1.0)
     width -= low if name == "uniform_" else 0.0
-    last = torch.arange(drawn.shape[-1] if spread else 1, device=drawn.device, dtype=torch.float64)
-    places = last if spread else last[0]
+    last = torch.arange(drawn.shape[-1] if drawn.dim() > 2 else 1, device=drawn.device, dtype=torch.float64)
+    places = last if drawn.dim() > 2 else last[0]
     first = (drawn.reshape(-1)[0].double() - low) / (width or 1.0) if name in UNIFORM else GOLDEN
     return low + width * (first + shift + places * GOLDEN).frac()
 
