@@ -5,9 +5,10 @@ import os
 import sys
 
 from lmdp.app.cli import main
+from lmdp.app.launched import several
 
 status = main()
-if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+if several():
     # Threads of a group of processes may outlive it, and abort a process at its end whose work is done.
     atexit._run_exitfuncs()
     sys.stdout.flush()

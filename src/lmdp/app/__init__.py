@@ -14,6 +14,7 @@ chosen       an audit of examples that somebody chose, kept beside the run's own
 network      the model of a run: built, begun with given weights, tried out
 parts        in how many parts a batch is handed out, where nobody says
 training     one model trained in a run folder, to be stopped and continued at any step
+launched     what torchrun has told this process
 together     the same training by several processes, of which one writes
 descent      the optimizer of a run, and its learning rate over the steps
 reports      run folders read back: numbers to compare, and the story that a report tells

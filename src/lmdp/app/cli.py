@@ -15,6 +15,7 @@ from typing import Any
 from lmdp.app.arguments import TUNED, config_of, methods_of, parser, words_of
 from lmdp.app.beforehand import explosion, look_ahead, without_unused_shadow
 from lmdp.app.config import SHADOW, Config
+from lmdp.app.launched import is_first, several
 from lmdp.app.progress import Interrupted, Show
 
 Result = dict[str, Any]
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(argv)
     arguments.command_line = shlex.join(["lmdp", *argv])
-    show = Show(quiet=arguments.quiet or arguments.json or not _is_first())
+    show = Show(quiet=arguments.quiet or arguments.json or not is_first())
     try:
         _refuse_several(arguments.command)
         result = COMMANDS[arguments.command](arguments, show)
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("LMDP_DEBUG"):
             raise
         return _fail(f"error: {_one_line(error)}", 2)
-    if _is_first():
+    if is_first():
         _print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])
     return int(result.get("code", 0))
 
@@ -374,22 +375,13 @@ def _one_line(error: BaseException) -> str:
 
 def _fail(message: str, code: int) -> int:
     """Of several processes the first one says it, which knows of all; and any that is left by another."""
-    if _is_first() or "another process of this training is gone" in message:
+    if is_first() or "another process of this training is gone" in message:
         print(f"lmdp: {message}", file=sys.stderr)  # noqa: T201
     return code
 
 
-def _is_first() -> bool:
-    """Whether this process is the first, or the only one, that torchrun has started."""
-    return not _several() or os.environ.get("RANK") == "0"
-
-
-def _several() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def _refuse_several(command: str) -> None:
-    if _several() and command not in ("train", "risk"):
+    if several() and command not in ("train", "risk"):
         raise ValueError(
             f"lmdp {command} runs in one process, and torchrun has started {os.environ['WORLD_SIZE']}. Start it "
             "without torchrun; only lmdp train and lmdp risk use several."

@@ -15,6 +15,7 @@ from lmdp.app import training
 from lmdp.app.account import Account
 from lmdp.app.canaries import planted
 from lmdp.app.config import Config
+from lmdp.app.launched import several
 from lmdp.app.network import fresh_model
 from lmdp.app.pipeline import Beginning, parted_data, public_examples
 from lmdp.app.progress import Interrupted, Show, stop_asked, stop_signals
@@ -56,7 +57,7 @@ def all_processes(days: int | None = None) -> Iterator[Group]:
 
 
 def _are_several() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    return several() and not dist.is_initialized()
 
 
 def shared(group: Group) -> Callable[[Sequence[Callable[[], Any]]], list[Any]]:

@@ -133,8 +133,8 @@ class Chosen:
             places = range(len(at)) if len(at) < len(self.every) else (self.few if held else self.shared).tolist()
             alike = wish.held(len(at), places) if held else None
             batch, drawn = batch_of(at, alike)
-            part = Delivery(len(at), False, False, company, PARTS, tuple(places), still=held, drawn=drawn)
-            part = part if alike is None else replace(part, held=tuple(alike.drawn))
+            kept = () if alike is None else tuple(alike.drawn)
+            part = Delivery(len(at), False, False, company, PARTS, tuple(places), held, drawn, kept)
             parts.append((batch, part))
         return parts
 
