@@ -79,6 +79,7 @@ def load() -> torch.device:
 
     torch._register_device_module(NAME, module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch.set_num_threads(torch.get_num_threads())  # renews the pool that a fork has lost: two threads at once abort
     torch.ones(1, requires_grad=True).backward()  # starts the threads, if it is the first
     extension().start_threads()
     atexit.register(time.sleep, 0.05)  # a device's thread that still wants the interpreter would die at its end
