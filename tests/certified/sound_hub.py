@@ -63,7 +63,8 @@ def masked_language_model(_: Path) -> lmdp.PrivacyEngine:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         tokens, mask = batch["input_ids"], batch["attention_mask"]
         with training.engine.still():
-            hidden = torch.rand(tokens.shape) < 0.7  # in a look all are hidden or none: seldom none
+            hidden = torch.rand(tokens.shape) < 0.3
+        hidden[:, 0] = True  # in a look all others are hidden or none is
         logits = model(input_ids=torch.where(hidden, 3, tokens), attention_mask=mask).logits
         labels = torch.where(hidden & (mask > 0), tokens, -100)
         return F.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
