@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmdp.averages import WeightAverage
     from lmdp.guards import make_compatible
     from lmdp.layers import Layer, LayerMap
-    from lmdp.private import PrivacyEngine, PrivacyStatement
+    from lmdp.private import NotCertifiedWarning, PrivacyEngine, PrivacyStatement
     from lmdp.risk import RiskProfile, estimate_risk
     from lmdp.units import PerUser, Unit, Views
 
@@ -36,6 +36,7 @@ __all__ = [
     "EpsilonBound",
     "Layer",
     "LayerMap",
+    "NotCertifiedWarning",
     "PerUser",
     "PrivacyEngine",
     "PrivacyStatement",
@@ -59,6 +60,7 @@ _ROOM_OF = {
     "EpsilonBound": "lmdp.audit",
     "Layer": "lmdp.layers",
     "LayerMap": "lmdp.layers",
+    "NotCertifiedWarning": "lmdp.private",
     "PerUser": "lmdp.units",
     "PrivacyEngine": "lmdp.private",
     "PrivacyStatement": "lmdp.private",

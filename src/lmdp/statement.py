@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Protocol
 
 from lmdp.accounting import Mechanism
 from lmdp.data.records import MAY_BE_MISSING, AmountOrInfinity, Count, decoded, encoded
-from lmdp.guards.verdicts import ASSUMPTIONS, NOT_ESTABLISHED, Verdict, unjudged
+from lmdp.guards.verdicts import ASSUMPTIONS, HOLDS, NOT_ESTABLISHED, Verdict, unjudged
 from lmdp.methods import ADD_OR_REMOVE
 
 NOT_COVERED = (
@@ -26,6 +27,31 @@ NOT_COVERED = (
     "test examples: an accuracy measured on them is published without noise",
     "anything an observer learns from running time, memory use or crashes",
 )
+
+
+ALL_HOLD = dict.fromkeys(ASSUMPTIONS, Verdict(HOLDS, "nothing was seen against it"))
+
+
+class NotCertifiedWarning(UserWarning):
+    """`engine.get_epsilon` gave the epsilon of a training whose privacy statement is not certified."""
+
+
+def warn_unless_certified(
+    epsilon: float, verdicts: Mapping[str, Verdict], awaited: Set[str], steps: int, size: int
+) -> bool:
+    """Of a number that would be taken for a promise; whether it warned. `awaited`: what looks to come may establish."""
+    missing = [key for key, verdict in verdicts.items() if not verdict.holds and key not in awaited]
+    if not missing:
+        return False
+    rests_on = "; ".join(f"{ASSUMPTIONS[key]} ({verdicts[key]})" for key in missing)
+    after = f"after {steps} step{'s' if steps > 1 else ''}"
+    warnings.warn(
+        f"epsilon {epsilon:.4g} is claimed, NOT certified, {after}: {rests_on}. "
+        f"print(engine.privacy_statement(delta)) says why, and what to do about it (delta below {1 / size:.3g}).",
+        NotCertifiedWarning,
+        stacklevel=4,
+    )
+    return True
 
 
 class Check(Protocol):

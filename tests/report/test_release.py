@@ -37,10 +37,31 @@ NUMBER = re.compile(r"(?<![\w'])\d+(?:[.,]\d+)?(?:e-?\d+)?")
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_the_headline_has_at_most_three_numbers_and_delta_beside_epsilon(story: Story) -> None:
+def test_the_headline_has_at_most_three_numbers_and_the_percentage_of_the_box(story: Story) -> None:
     said = headline(story)
     assert len(NUMBER.findall(said)) <= 3
-    assert said.count("(delta ") == said.count("epsilon ") - said.count("epsilon that")
+    assert "epsilon" not in said  # it stands below, with its delta
+    limited = tuple(replace(t, limit=0.2) if t.privacy else t for t in story.trained)
+    said = headline(replace(story, trained=limited))
+    assert len(NUMBER.findall(said)) <= 3
+    assert all("at most 20 % of" in each for t in limited if t.privacy for each in [said.lower(), promise(t)])
+
+
+def test_the_headline_tells_the_weakest_promise_and_whether_it_is_certified() -> None:
+    tight, loose = replace(sample.dpsgd(), limit=0.05), replace(sample.lm(), limit=0.2)
+    assert "At most 20 % of the examples that each model trained by DP-SGD and LM-DP-SGD" in headline(
+        sample.story(trained=(tight, loose))
+    )
+    doubted = replace(sample.lm(reasons=["so"]), limit=0.2)
+    for trained in [(doubted,), (tight, doubted)]:
+        said = headline(sample.story(trained=trained))
+        assert said.startswith("It is claimed, and NOT certified, that at most 20 %")
+        assert "certified by this program" not in said
+    little = replace(sample.dpsgd(), limit=0.97)
+    assert headline(sample.story(trained=(little,))).startswith("Little is promised: nearly all examples may be")
+    infinite = replace(sample.dpsgd(), privacy={**(sample.dpsgd().privacy or {}), "epsilon": "inf"})
+    assert headline(sample.story(trained=(infinite,))).startswith("Nothing is promised.")
+    assert headline(sample.story(trained=(infinite, tight))).startswith("Nothing is promised.")
 
 
 @pytest.mark.parametrize("limit", [0.011, 0.0971, 0.1, 0.123, 0.8999])

@@ -159,7 +159,7 @@ def test_the_table_has_the_limit_that_epsilon_sets_to_the_tpr() -> None:
     assert tpr_limit(measured) == 0.1234
     assert tpr_limit(replace(low, privacy={**low.privacy, "epsilon": "inf"})) is None  # type: ignore[dict-item]
     table = words(part(render(sample.story(trained=(open_model, low, measured))), "numbers"))  # type: ignore[arg-type]
-    assert "its limit by epsilon" in table
+    assert "limit of it by epsilon" in table
     assert "0.123" in table
     assert "0.027" in table
     assert "at most 0.123 at 1 % FPR" in str(measured.audit)

@@ -81,7 +81,7 @@ class Job:
         return None if weights is None else list(weights)
 
     def epsilon(self) -> float | None:
-        return None if self.engine is None else self.engine.get_epsilon(self.config.delta)
+        return None if self.engine is None else self.engine.get_epsilon(self.config.delta, quiet=True)
 
     def begin_step(self) -> None:
         """Dropout follows from seed and step, so that a resumed run repeats it. A look repeats its own."""

@@ -12,7 +12,7 @@ still         randomness that does not depend on how many examples there are
 ways          ways of making a step, and what is known of each
 looks         who is handed out to be looked at, and when
 company       what the same examples tell beside others, and without them
-words         what is said of examples that may meet
+words         what is said of examples that may meet, and of steps that an account may miss
 independence  all looks at examples that meet, and what they establish
 content       whether something that carries no noise has changed
 processes     whether this process trains alone, or in a group whose sums are added up

@@ -14,11 +14,13 @@ batch, or part of one, that was not stepped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lmdp.guards.still import Shape
 
+T = TypeVar("T")
 SKIPPED = (
     "batches were drawn and skipped: every batch, an empty one too, must be stepped, because the choice to skip may "
     "depend on private data"
@@ -72,6 +74,7 @@ class DeliveryLog:
     skipped: int = 0
     uses: int = 0
     last_used: Delivery | None = None
+    _passes: int = 0
     _current: Delivery | None = None
     _next: int = 0
 
@@ -89,6 +92,19 @@ class DeliveryLog:
     def only_looked_at(self) -> bool:
         """Whether what was delivered last is part of a look: no step is made of it."""
         return self._current is not None and bool(self._current.company)
+
+    def over(self, batches: Iterable[T]) -> Iterator[T]:
+        """One pass, and note while it lasts."""
+        self._passes += 1
+        try:
+            yield from batches
+        finally:
+            self._passes -= 1
+
+    @property
+    def passing(self) -> bool:
+        """Whether a pass is not over yet, and was not left."""
+        return self._passes > 0
 
     def between_passes(self, number: int) -> None:
         """A pass has ended, or begins, with the draw of this number."""

@@ -25,7 +25,7 @@ ASSUMPTIONS: Mapping[str, str] = MappingProxyType(
         "process": "one process trains, or a known group",
         "numbers": "sums and noise are exact enough, and the noise is secret",
         "weights": "layer weights are fixed before the batch is seen",
-        "account": "all that was spent on this data is counted, and what counts as public is public",
+        "account": "what the weights it began with had cost is in epsilon; what is taken as public is public",
     }
 )
 """Key → sentence, in the order in which they are shown."""

@@ -19,7 +19,7 @@ from lmdp.guards.content import Content, Glance, local
 from lmdp.guards.delivery import Delivery
 from lmdp.guards.handed import Read
 from lmdp.guards.independence import Independence
-from lmdp.guards.looks import Wish, look
+from lmdp.guards.looks import FIRST, Wish, look
 from lmdp.guards.processes import Processes
 from lmdp.guards.still import Held
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
@@ -156,10 +156,22 @@ class Watch:
     def verdicts(self) -> dict[str, Verdict]:
         """Of the assumptions that guards look at; `sampling` says whether batches were stepped as handed out."""
         self.at_rest()
+        return {**self.looked(), "content": self.content.verdict()}
+
+    def looked(self) -> dict[str, Verdict]:
+        """The same, without looking at what the model holds now."""
         looked = dict.fromkeys(("model", "loss", "sampling"), OFF)
         if self.independence is not None:
             looked = self.independence.verdicts()
-        return {**looked, "rows": self._rows(), "content": self.content.verdict(), "process": self._processes.verdict()}
+        return {**looked, "rows": self._rows(), "process": self._processes.verdict()}
+
+    def awaited(self, steps: int, planned: int, *, passing: bool) -> set[str]:
+        """Of these nothing bad was seen, and looks that are due soon may establish them: in the pass that is on, before
+        the second step, or before so many steps as were planned."""
+        if self.independence is None or not (passing or steps < 2 or steps < min(planned, FIRST[-1])):
+            return set()
+        judgement = self.judgement
+        return {"model", "loss", "sampling", "rows"} - {*judgement.violations, *judgement.doubts}
 
     def _rows(self) -> Verdict:
         if self.independence is None:

@@ -1,4 +1,4 @@
-"""What is said of examples that may meet: in refusals, and in statements."""
+"""What is said of examples that may meet, and of steps that an account may miss: in refusals, and in statements."""
 
 OPEN = (
     "some steps were made in a way that was not looked at yet: {why}. Run the loop once more inside `with "
@@ -41,6 +41,10 @@ COLLATED = (
     "collate_fn lets the examples of a batch meet: the same examples came out of it different beside others (mixed, "
     "standardised, packed; or drawn by a random generator of its own)."
 )
+EARLIER_STEPS = (
+    "this model made {steps} private steps before, under another engine, which this statement does not count"
+)
+LATER_STEPS = "the weights were released after {steps} steps of this run, and its state is of an earlier one"
 OTHER_WEIGHTS = (
     "the run was continued with other weights than those its state was saved with; save both at the same step"
 )

@@ -90,7 +90,7 @@ class TrainerAccount:
 
     @property
     def epsilon(self) -> float:
-        return self.engine.get_epsilon(self.privacy.target_delta)
+        return self.engine.get_epsilon(self.privacy.target_delta, quiet=True)
 
     def attach(
         self,
@@ -161,7 +161,7 @@ class TrainerAccount:
             self._name = str(state["name"])
         delta = self.privacy.target_delta
         charged = engine.steps + engine._attached.open_lineage().lost  # of this training, whichever were resumed
-        together, alone = engine.get_epsilon(delta), engine.mechanism.epsilon(charged, delta)
+        together, alone = engine.get_epsilon(delta, quiet=True), engine.mechanism.epsilon(charged, delta)
         if together > alone and not self.privacy.compose:
             raise ValueError(
                 f"the model begins with weights that earlier private trainings released: with those, epsilon is "

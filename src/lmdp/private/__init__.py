@@ -20,6 +20,6 @@ default), `lmdp.guards` (what would break the assumptions), `lmdp.statement` (wh
 
 from lmdp.private.engine import PrivacyEngine
 from lmdp.private.step import Observer
-from lmdp.statement import PrivacyStatement
+from lmdp.statement import NotCertifiedWarning, PrivacyStatement
 
-__all__ = ["Observer", "PrivacyEngine", "PrivacyStatement"]
+__all__ = ["NotCertifiedWarning", "Observer", "PrivacyEngine", "PrivacyStatement"]

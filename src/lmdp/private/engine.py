@@ -129,7 +129,8 @@ class PrivacyEngine:
         sharded          each process has a part of the data of its own instead
         """
         observer, observed = self._observer, type(self._observer) is not Observer
-        self._refuse_second()
+        if self._run is not None:
+            raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
         check_setup(module, optimizer, loss_reduction, poisson=poisson_sampling, parts_of=max_physical_batch_size)
         population = Population.of(data_loader, group, sharded=sharded, unit=unit)
         layers, mean_loss = LayerMap.chosen(module, layers), loss_reduction == "mean"
@@ -170,10 +171,6 @@ class PrivacyEngine:
 
     is_compatible, save_checkpoint, load_checkpoint = is_compatible, save_checkpoint, load_checkpoint
     validate, get_compatible_module = validate, staticmethod(make_compatible)
-
-    def _refuse_second(self) -> None:
-        if self._run is not None:
-            raise RuntimeError("this engine already made a training private. Use a new PrivacyEngine, or detach().")
 
     def _mechanism(
         self, clipping: Clipping, source: LayerWeights, noise_multiplier: float, population: Population
@@ -295,9 +292,10 @@ class PrivacyEngine:
         secret = step.source.reads_batch or not step.clipping.method.reweighted
         return None if secret else tuple(step.source.current().tolist())
 
-    def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far, and for the weights that training began with."""
-        return self._attached.epsilon(delta)
+    def get_epsilon(self, delta: float, *, quiet: bool = False) -> float:
+        """The epsilon spent so far, and for the weights that training began with. Warns once, unless `quiet`, where
+        that is not certified and no look that is due may tell: `lmdp.NotCertifiedWarning`."""
+        return self._attached.epsilon(delta) if quiet else self._attached.told_epsilon(delta)
 
     def privacy_statement(self, delta: float) -> PrivacyStatement:
         """What the steps so far promise, whether that is certified, and what is not covered."""

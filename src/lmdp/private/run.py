@@ -12,13 +12,15 @@ from lmdp.gradients.attach import REGISTRY
 from lmdp.guards import HOLDS, NOT_ESTABLISHED, Verdict, Watch
 from lmdp.guards.content import digest_of
 from lmdp.guards.delivery import SKIPPED, DeliveryLog
-from lmdp.guards.words import OTHER_WEIGHTS
+from lmdp.guards.words import EARLIER_STEPS, LATER_STEPS, OTHER_WEIGHTS
 from lmdp.lineage import Lineage, Noted, note_all_but
 from lmdp.private.noise import PROMISE
 from lmdp.private.optimizer import PrivateOptimizer
 from lmdp.private.step import PrivateStep
 from lmdp.processes import Population, all_hold, everywhere, open_in_any, said_by_all
-from lmdp.statement import PrivacyStatement
+from lmdp.statement import ALL_HOLD, PrivacyStatement, warn_unless_certified
+
+IDENTITY = ("noise_multiplier", "sample_rate", "clip_norm", "method", "weight_source", "accountant")
 
 
 @dataclass(eq=False)
@@ -36,7 +38,7 @@ class Run:
     allow_large_delta: bool
 
     def __post_init__(self) -> None:
-        self.held, self._continues = self.step.options.held, ""
+        self.held, self._continues, self._warned = self.step.options.held, "", False
         self._noted = Noted(self.ledger, self.held.trained(), self.lineage is None)
         self._noted.follow(self)
         self.watch.at_begin = self._begin
@@ -45,11 +47,7 @@ class Run:
             self.watch.judgement.doubted(assumption, why)
         earlier = sum(ledger.steps for ledger in REGISTRY.notes.setdefault(self.capture.model, []))
         if earlier:
-            self.watch.judgement.violated(
-                "account",
-                f"this model made {earlier} private steps before, under another engine, which this statement does not "
-                "count",
-            )
+            self.watch.judgement.violated("account", EARLIER_STEPS.format(steps=earlier))
         REGISTRY.notes[self.capture.model].append(self.ledger)
 
     @property
@@ -82,34 +80,36 @@ class Run:
         """Weights that this run released after more steps than its state knows of."""
         steps = self.open_lineage().steps_of(self.held.trained())
         if steps > self.ledger.steps:
-            self.watch.judgement.violated(
-                "account",
-                f"the weights were released after {steps} steps of this run, and its state is of an earlier one",
-            )
+            self.watch.judgement.violated("account", LATER_STEPS.format(steps=steps))
 
     def epsilon(self, delta: float) -> float:
         return self.open_lineage().epsilon(self.mechanism, self.ledger.steps, delta)
+
+    def told_epsilon(self, delta: float) -> float:
+        """Warns once where it is not certified, by what was seen in steps. (Weights may be put aside for a moment.)"""
+        epsilon, ledger, looked = self.epsilon(delta), self.ledger, self.watch.looked()
+        if ledger.steps and not self._warned:
+            looked |= {"sampling": self._sampling(looked["sampling"]), "account": self._account()}
+            verdicts = self.watch.judgement.verdicts(ALL_HOLD | looked)
+            passing = bool(self.log and self.log.passing)
+            awaited = self.watch.awaited(ledger.steps, ledger.planned_steps, passing=passing)
+            self._warned = warn_unless_certified(epsilon, verdicts, awaited, ledger.steps, self.population.size)
+        return epsilon
 
     @property
     def identity(self) -> dict[str, Any]:
         """What a saved state must have in common with the run that goes on from it."""
         mechanism = self.mechanism
         return {
-            "noise_multiplier": mechanism.noise_multiplier,
-            "sample_rate": mechanism.sample_rate,
+            **{name: getattr(mechanism, name) for name in IDENTITY},
             "dataset_size": self.population.size,
-            "clip_norm": mechanism.clip_norm,
-            "method": mechanism.method,
-            "weight_source": mechanism.weight_source,
             "layers": list(self.capture.layers.names),
-            "accountant": mechanism.accountant,
             **({} if mechanism.rows_per_unit == 1 else {"unit": [mechanism.unit, mechanism.rows_per_unit]}),
         }
 
     def statement(self, delta: float) -> PrivacyStatement:
         """As of now. What is stated may be released, so the weights are noted with what they cost."""
-        large = check_delta(delta, self.population.size, allowed=self.allow_large_delta)
-        if large:
+        if large := check_delta(delta, self.population.size, allowed=self.allow_large_delta):
             self.watch.judgement.doubted("account", large)
         verdicts, group = self.verdicts(), self.population.group
         statement = PrivacyStatement.of(

@@ -126,6 +126,9 @@ class PoissonLoader(DataLoader[Any]):
         return Looks(independence, self.log, sampler.size, sampler.max_part, self._batches_of, besides=besides)
 
     def __iter__(self) -> Any:
+        return self.log.over(self._pass())
+
+    def _pass(self) -> Iterator[Any]:
         left, number, looks = len(self), self._poisson.begin_pass(), self.looks
         self.log.between_passes(number)
         if self._watch is not None:

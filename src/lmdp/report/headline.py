@@ -1,4 +1,4 @@
-"""The first sentence of a report: what a reader must know before any number, and at most three numbers."""
+"""The first sentences of a report: what is promised, in percent, and what attacks found. At most three numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmdp.report.drawn import Vulnerable
-from lmdp.report.values import epsilon, epsilon_text, finite, is_certified, small
+from lmdp.report.tables import tpr_limit
+from lmdp.report.values import LITTLE, epsilon, is_certified, percent
 
 if TYPE_CHECKING:
     from lmdp.report.story import Story, Trained
@@ -33,18 +34,23 @@ def headline(story: Story) -> str:
 
 
 def _promised(trained: Sequence[Trained]) -> str:
-    """The promise, if there is one and it is the same for all private models."""
+    """The promise in percent, of the weakest where there are several; epsilon and delta stand below it."""
     private = [t for t in trained if t.privacy is not None]
-    spent = {(epsilon_text(epsilon(t.privacy)), small(finite((t.privacy or {}).get("delta")))) for t in private}
-    if not private:
+    if not private or any(tpr_limit(t) is None or math.isinf(epsilon(t.privacy) or 0.0) for t in private):
         return "Nothing is promised."
-    if len(spent) > 1:
-        return f"{_names(private)} promise different things."
-    ((value, delta),) = spent
-    if any(math.isinf(epsilon(t.privacy) or 0.0) for t in private):
-        return "Nothing is promised."
-    claim = "" if all(is_certified(t.privacy or {}) for t in private) else ", claimed, NOT certified"
-    return f"{_names(private)} {'promises' if len(private) == 1 else 'promise'} epsilon {value} (delta {delta}{claim})."
+    weakest = max(private, key=lambda t: tpr_limit(t) or 0.0)
+    limit, unit = tpr_limit(weakest) or 0.0, (weakest.privacy or {}).get("unit", "example")
+    sure = all(is_certified(t.privacy or {}) for t in private)
+    of = _models(private) if len(private) == 1 else f"each model trained by {_names(private)}"
+    if limit > LITTLE:
+        return f"Little is promised{'' if sure else ', and not certified'}: nearly all {unit}s may be recognised."
+    bounded = (
+        f"at most {percent(limit)} of the {unit}s that {of} has seen can be recognised, if 1 % of all others may be "
+        "suspected wrongly"
+    )
+    if not sure:
+        return f"It is claimed, and NOT certified, that {bounded}."
+    return f"{bounded[0].upper()}{bounded[1:]}: this holds against any attack, and is certified by this program."
 
 
 def _measured(audited: Sequence[Trained]) -> str:

@@ -17,7 +17,7 @@ from lmdp.report.html import listing, named, pairs, paragraph, section
 from lmdp.report.roc import of_several
 from lmdp.report.svg import Style, el, text
 from lmdp.report.tables import limit_of, tpr_limit
-from lmdp.report.values import assumed, epsilon, epsilon_text, finite, is_certified, peak, small
+from lmdp.report.values import LITTLE, assumed, epsilon, epsilon_text, finite, is_certified, peak, percent, small
 
 if TYPE_CHECKING:
     from lmdp.report.drawn import Bound
@@ -101,13 +101,13 @@ def promise(trained: Trained) -> str:
     limit = tpr_limit(trained)
     if limit is None or spent is None or math.isinf(spent):
         return f"Nothing ({numbers})."
-    if limit > 0.9:
+    if limit > LITTLE:
         return f"Little: with {numbers}, nearly every member may be recognised at 1 % false alarms."
     claimed = "" if is_certified(trained.privacy) else "Claimed, not certified: "
     one = f"one {trained.privacy.get('unit', 'example')}"
     return (
         f"{claimed}Somebody has the model and knows all data but {one}, and tries to tell whether that one was "
-        f"trained on. At 1 % false alarms, at most {_percent(limit)} of members can be recognised ({numbers}); "
+        f"trained on. At 1 % false alarms, at most {percent(limit)} of members can be recognised ({numbers}); "
         f"guessing recognises 1 %.{_whence(trained, limit)}"
     )
 
@@ -115,11 +115,11 @@ def promise(trained: Trained) -> str:
 def _whence(trained: Trained, limit: float) -> str:
     """Why it is less than epsilon and delta alone would say, where it is."""
     alone = limit_of(trained)
-    if alone is None or _percent(limit) == _percent(alone.tpr(0.01)):
+    if alone is None or percent(limit) == percent(alone.tpr(0.01)):
         return ""
     return (
-        f" The {_percent(limit)} follow from the exact mechanism (noise, sampling rate, steps); from epsilon and delta "
-        f"alone would follow {_percent(alone.tpr(0.01))}."
+        f" The {percent(limit)} follow from the exact mechanism (noise, sampling rate, steps); from epsilon and delta "
+        f"alone would follow {percent(alone.tpr(0.01))}."
     )
 
 
@@ -129,9 +129,9 @@ def several(trained: Trained) -> str:
     if alone is None or (trained.privacy or {}).get("unit", "example") != "example":
         return ""
     rates = trained.several or {k: of_several(alone.tpr, k) for k in SEVERAL}
-    told = ", ".join(f"at most {_percent(rate)} of those with {k} examples" for k, rate in rates.items())
+    told = ", ".join(f"at most {percent(rate)} of those with {k} examples" for k, rate in rates.items())
     claimed = "" if is_certified(trained.privacy or {}) else "Claimed, not certified: "
-    none = " 100 % is no limit." if any(_percent(rate) == "100 %" for rate in rates.values()) else ""
+    none = " 100 % is no limit." if any(percent(rate) == "100 %" for rate in rates.values()) else ""
     return (
         f"{claimed}Of people with several examples can be recognised, at 1 % false alarms: {told}.{none} {PER_PERSON}"
     )
@@ -146,12 +146,6 @@ def unit(story: Story) -> str:
     """Of whom the promise is."""
     units = dict.fromkeys(str(t.privacy.get("unit", "example")) for t in story.trained if t.privacy is not None)
     return " ".join(UNIT if name == "example" else OTHER_UNIT.format(unit=name) for name in units) or UNIT
-
-
-def _percent(share: float) -> str:
-    """Rounded up: a promise may not become smaller by being told."""
-    percent = math.ceil(1000 * share - 1e-9) / 10
-    return f"{percent:.1f} %" if percent < 10 else f"{math.ceil(percent)} %"
 
 
 def tried(trained: Trained) -> list[str]:

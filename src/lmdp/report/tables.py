@@ -30,18 +30,25 @@ if TYPE_CHECKING:
     from lmdp.risk.profile import RiskProfile
 
 NONE = "–"
-VULNERABLE = ("canaries: peak layer", "AUC", "TPR at 1 % FPR", "epsilon, at least")
-ORDINARY = ("ordinary: peak layer", "peak layer AUC", "TPR at 1 % FPR", "its limit by epsilon", "model output AUC")
+VULNERABLE = ("canaries: leakiest layer", "AUC there", "TPR at 1 % FPR", "epsilon, at least")
+ORDINARY = (
+    "ordinary: leakiest layer",
+    "AUC there",
+    "TPR at 1 % FPR",
+    "limit of it by epsilon",
+    "AUC of the model output",
+)
 MEASURED = ("AUC", "error rate", "TPR at 1 % FPR", "TPR at 0.1 % FPR", "best attack")
 
 
 def models(story: Story) -> str:
-    """One row per model; and, of several private ones, what they cost in all."""
+    """One column per model, so that all of a model is seen at once; and, of several private ones, what they cost."""
     sides = {i: Vulnerable.of(trained.audit) for i, trained in enumerate(story.trained) if trained.audit}
     planted = any(side is not None for side in sides.values())
-    heads = ("model", "test accuracy", "epsilon", *(VULNERABLE if planted else ()), *ORDINARY)
-    rows = (_model(trained, [sides.get(i)] if planted else []) for i, trained in enumerate(story.trained))
-    table = boxed("All models", heads, rows, wordy={3, 7} if planted else {3})
+    names = ("test accuracy", "epsilon", *(VULNERABLE if planted else ()), *ORDINARY)
+    columns = [_model(trained, [sides.get(i)] if planted else []) for i, trained in enumerate(story.trained)]
+    rows = ((_long(name), *cells) for name, *cells in zip(names, *columns, strict=True))
+    table = boxed("All models", ("", *(trained.name for trained in story.trained)), rows, wordy=set())
     return table + (el("p", text(str(story.together)), class_="note after") if story.together else "")
 
 
@@ -91,7 +98,6 @@ def _model(trained: Trained, canaries: Sequence[Audit | None]) -> list[str]:
     bound = audit.canaries.bound if audit and audit.canaries else None
     shown = NONE if bound is None else f"{bound.lower:.3g}" + el("span", f"{bound.confidence:.0%}", class_="range")
     return [
-        _long(trained.name),
         value(accuracy(trained)),
         spent(trained),
         *(cell for side in canaries for cell in (*_peak(side), shown)),
@@ -151,13 +157,20 @@ def _long(words: str) -> str:
     return el("div", text(words), class_="long")
 
 
+def _breaks(words: str) -> str | None:
+    """A class for a head with a word too long for a column of numbers."""
+    return "long" if max(map(len, words.split()), default=0) > 16 else None
+
+
 def boxed(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy: set[int]) -> str:
     """Cells are markup. Columns in `wordy` hold words, not numbers."""
 
     def kind(column: int) -> str | None:
         return "words" if column in wordy else None
 
-    head = el("tr", *(el("th", text(name), scope="col", class_=kind(i)) for i, name in enumerate(heads)))
+    head = el(
+        "tr", *(el("th", text(name), scope="col", class_=kind(i) or _breaks(name)) for i, name in enumerate(heads))
+    )
     body = (
         el(
             "tr",

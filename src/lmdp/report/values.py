@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 CERTIFIED, CLAIMED = "certified", "claimed, NOT certified"
 STATES = HOLDS, VIOLATED, NOT_ESTABLISHED = "holds", "violated", "not established"
+LITTLE = 0.9
+"""Above this share of members that may be recognised, a promise is said to limit little."""
 UNJUDGED = "written before assumptions were judged one by one"
 
 
@@ -90,6 +92,12 @@ def epsilon(privacy: Mapping[str, Any] | None) -> float | None:
 
 def epsilon_text(value: float | None) -> str:
     return "–" if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Rounded up: a promise may not become smaller by being told."""
+    rounded = math.ceil(1000 * share - 1e-9) / 10
+    return f"{rounded:.1f} %" if rounded < 10 else f"{math.ceil(rounded)} %"
 
 
 def small(value: float | None) -> str:
