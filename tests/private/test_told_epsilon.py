@@ -1,4 +1,4 @@
-"""`get_epsilon` says once that its number is not certified: not before looks could tell, and never of a certified run."""
+"""`get_epsilon` says once that its number is not certified: once looks could tell, and never of a certified run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from lmdp.audit.curves import GaussianSteps
 from lmdp.report import Story, card, headline, render
 from lmdp.report.charts import epsilon_over_steps
 from lmdp.report.files import FILES, MAY, MUST_NOT, listed
-from lmdp.report.glossary import WORDS
+from lmdp.report.glossary import QUESTIONS, WORDS
 from lmdp.report.guarantee import guarantees
 from lmdp.report.release import NO_PROOF, OTHER_TRAININGS, PUBLISHED, SEVERAL, facts, promise, several
 from lmdp.report.roc import Limit, of_several
@@ -271,6 +271,21 @@ def test_the_headline_speaks_of_models_and_not_of_methods_in_which_members_are_f
     assert "in the model trained by DP-SGD; that is no proof." in headline(STORIES["alone"])
     told = headline(STORIES["ordinary"])
     assert "in the model trained by SGD, and not in the models trained by DP-SGD and LM-DP-SGD" in told
+
+
+def test_the_questions_of_the_page_are_those_of_the_documentation() -> None:
+    page = Path("docs/reading-a-report.md").read_text()
+    assert all(f"{number}. {question}" in page for number, question in enumerate(QUESTIONS, start=1))
+    assert all(html.escape(question) in render(sample.story()) for question in QUESTIONS)
+
+
+def test_weights_are_not_said_to_follow_a_risk_that_tells_no_layers_apart() -> None:
+    assert "turned down where the layer is riskier" in render(sample.story())
+    alike = replace(sample.risk(), layers=tuple(replace(one, interval=(0.4, 0.7)) for one in sample.risk().layers))
+    assert alike.weighs_alike
+    page = render(sample.story(risk=alike))
+    assert "turned down where" not in page
+    assert "does not tell layers apart, and turns none of them down" in page
 
 
 def test_a_page_tells_its_command_from_the_settings_of_the_training_and_no_line_that_is_not_drawn() -> None:

@@ -1,4 +1,4 @@
-"""The words of a report, for whoever meets them first here. `docs/reading-a-report.md` has the same, and more."""
+"""The words of a report, and what to ask before deciding. `docs/reading-a-report.md` has the same, and more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,18 @@ WORDS = {
 }
 
 
+QUESTIONS = (
+    "Is it certified? If not, can you live with the reasons?",
+    "Is the percentage one that you would tell the people in the data?",
+    "Is one example really what must be protected, or one person?",
+    "Were canaries tried, and not found?",
+    "Was this the only training on these data? If not, what do all cost together?",
+    "Is the file that leaves the house the one with that SHA-256, and does none of the second list leave?",
+)
+
+
 def glossary() -> str:
     words = pairs([(word, text(meaning)) for word, meaning in WORDS.items()])
     more = paragraph(f"How to read this page, without mathematics: {PAGE} in the documentation of lmdp.", "note")
-    return section("Words", more, folded("What they mean", el("div", words, class_="unit words")), key="words")
+    asked = folded("Questions for the decision", el("ol", *(el("li", text(question)) for question in QUESTIONS)))
+    return section("Words", more, asked, folded("What they mean", el("div", words, class_="unit words")), key="words")

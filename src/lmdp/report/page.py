@@ -195,13 +195,20 @@ def _weights(story: Story) -> str:
     drawn = charts.weights(story)
     if not drawn:
         return ""
-    turned = ", turned down where the layer is riskier" if story.risk is not None else "; no risk was given"
-    about = paragraph(f"Each layer's share of every update: its share of the gradient{turned}.")
+    about = paragraph(f"Each layer's share of every update: its share of the gradient{_turned(story.risk)}.")
     figures = (
         chart(weights, f"weights-{i}", trained.name if len(drawn) > 1 else "")
         for i, (trained, weights) in enumerate(drawn)
     )
     return section("Layer weights", about, *figures, key="weights")
+
+
+def _turned(risk: RiskProfile | None) -> str:
+    if risk is None:
+        return "; no risk was given"
+    if risk.weighs_alike:
+        return ". The risk profile does not tell layers apart, and turns none of them down"
+    return ", turned down where the layer is riskier"
 
 
 def _table(story: Story) -> str:

@@ -181,7 +181,8 @@ def _seen(leaks: bool, layer: str) -> str:
 def _bounded(bound: Bound) -> str:
     against = "; that refutes the claim" if bound.exceeded else ""
     at_least = f"at least {bound.lower:.2g}" if bound.lower > 0 else "0 or more, which is nothing"
-    return f"With {bound.confidence:.0%} confidence they show an epsilon of {at_least}{against}."
+    claim = f" ({epsilon_text(bound.claimed)} is claimed)" if math.isfinite(bound.claimed) else ""
+    return f"With {bound.confidence:.0%} confidence they show an epsilon of {at_least}{claim}{against}."
 
 
 def _again(privacy: Mapping[str, Any]) -> str:

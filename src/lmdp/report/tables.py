@@ -89,7 +89,7 @@ def spent(trained: Trained, *, large: bool = False) -> str:
         return (el("b", "none") if large else "none") + el("span", "not private", class_="range")
     shown = epsilon_text(epsilon(trained.privacy))
     delta = f"delta {small(finite(trained.privacy.get('delta')))}"
-    both = el("span", delta, class_="range") + el("span", standing(trained.privacy), class_="range")
+    both = el("span", delta, class_="range") + el("span", standing(trained.privacy), class_="range wraps")
     return (el("b", shown) if large else shown) + both
 
 
@@ -180,4 +180,4 @@ def boxed(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy
     )
     table = el("table", el("thead", head), el("tbody", *body))
     on = el("p", "The table goes on to the right.", class_="swipe")
-    return on + el("div", table, class_="box", role="region", aria_label=label, tabindex="0")
+    return (on if len(heads) > 4 else "") + el("div", table, class_="box", role="region", aria_label=label, tabindex="0")
