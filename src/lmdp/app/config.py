@@ -141,7 +141,7 @@ class Config:
         unsaid="noise",
     )
 
-    method: str = text("lm", "how examples' gradients are bounded and combined; sgd is not private", choices=METHODS)
+    method: str = text("lm", "bound on gradients; dpsgd in doubt or without risk; sgd is not private", choices=METHODS)
     weights: str = text("private", "where the layer weights of lm come from; batch is not certified", choices=SOURCES)
     emphasis: float = number(1.0, "r: how strongly a layer's risk counts", low=0, high=100)
     unit_gain: bool = switch(

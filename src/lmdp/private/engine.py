@@ -102,7 +102,7 @@ class PrivacyEngine:
     ) -> Three:
         """Attach to a model, its optimizer and its data; from the next `optimizer.step()` on, training is private.
 
-        method           dpsgd, autos, psac, perlayer, naive-perlayer, lm, lm-optimal
+        method           dpsgd (in doubt, and without a risk), autos, psac, perlayer, naive-perlayer, lm, lm-optimal
         risk             error rates of layers: a RiskProfile, {layer: rate}, or a sequence; None: all count alike
         layers           "module" or "block", as in `LayerMap.of`, or a LayerMap; as the risk was estimated
         weights          where the layer weights of `lm` come from: private, public, fixed, or batch (not certified)

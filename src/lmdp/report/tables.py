@@ -179,5 +179,5 @@ def boxed(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], wordy
         for row in rows
     )
     table = el("table", el("thead", head), el("tbody", *body))
-    on = el("p", "The table goes on to the right.", class_="swipe")
-    return (on if len(heads) > 4 else "") + el("div", table, class_="box", role="region", aria_label=label, tabindex="0")
+    on = el("p", "The table goes on to the right.", class_="swipe") if len(heads) > 4 else ""
+    return on + el("div", table, class_="box", role="region", aria_label=label, tabindex="0")
