@@ -135,14 +135,13 @@ class PrivacyEngine:
         population = Population.of(data_loader, group, sharded=sharded, unit=unit)
         layers, mean_loss = LayerMap.chosen(module, layers), loss_reduction == "mean"
         clipping = Clipping.of(method, clip_norm=float(max_grad_norm), layers=len(layers))
-        rates = error_rates_for(risk, layers)
+        rates, judgement = error_rates_for(risk, layers), Judgement()
         check_source(weights, clipping.method, public_data, common_examples(public_data, data_loader.dataset))
         randomness, loader, log = observer.randomness(self._randomness(seed, population)), data_loader, None
         if poisson_sampling:
             loader = poisson_loader(data_loader, randomness.uniforms, max_physical_batch_size, population)
             log = loader.log
         keep_freed_memory()
-        judgement = Judgement()
         independence = Independence(judgement, mean_loss=mean_loss) if check_mixing else None
         capture = Capture(module, layers, generic, memory_budget, watcher=independence, rows_each=population.unit.rows)
         try:
