@@ -43,5 +43,8 @@ QUESTIONS = (
 def glossary() -> str:
     words = pairs([(word, text(meaning)) for word, meaning in WORDS.items()])
     more = paragraph(f"How to read this page, without mathematics: {PAGE} in the documentation of lmdp.", "note")
-    asked = folded("Questions for the decision", el("ol", *(el("li", text(question)) for question in QUESTIONS)))
+    asked = folded(
+        "Questions for the decision",
+        el("ol", *(el("li", text(question)) for question in QUESTIONS), class_="questions"),
+    )
     return section("Words", more, asked, folded("What they mean", el("div", words, class_="unit words")), key="words")
