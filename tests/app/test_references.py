@@ -11,9 +11,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from lmdp.app import cli, pipeline
+from lmdp.app.config import Config
 from lmdp.app.network import Network
 from lmdp.app.progress import Show
-from lmdp.app.references import train_references
+from lmdp.app.references import _configuration, train_references
 from lmdp.app.runs import RunFolder
 from lmdp.audit import Reference
 from tests.app.test_cli import SMALL, make_npz
@@ -74,6 +75,12 @@ def test_finished_cells_stay_and_missing_and_changed_ones_are_trained_again(run:
     (run / "references/1/cell.json").write_text(json.dumps(record | {"content": "0" * 32}))
     references(run, 1)
     assert (run / "references/1/model.safetensors").stat().st_mtime_ns > written
+
+
+def test_every_seed_of_a_run_gives_its_references_seeds_that_a_configuration_takes() -> None:
+    for seed in (0, 3, 2**31 - 1):
+        seeds = [_configuration(Config(data="digits", seed=seed), k).seed for k in range(1, 40)]
+        assert len(set(seeds)) == 39
 
 
 @pytest.mark.slow

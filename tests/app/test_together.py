@@ -79,10 +79,11 @@ def test_commands_that_run_in_one_process_say_so(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert main(["audit", "nowhere"]) == 2
-    assert "lmdp audit runs in one process" in capsys.readouterr().err
+    for words in (["doctor"], ["audit", "nowhere", "--epsilon"]):
+        assert main(words) == 2
+        assert "runs in one process" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "1")
-    assert main(["audit", "nowhere"]) == 2
+    assert main(["doctor"]) == 2
     assert capsys.readouterr().err == ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ def layers() -> tuple[dict[str, Evidence], np.ndarray]:
 
 def attacked(workers: int) -> dict[str, Result]:
     collected, member = layers()
-    return attack_layers(collected, member, 0, lambda _: None, unheard, workers)
+    return attack_layers(collected, member, 0, lambda _: None, unheard, partial(side_by_side, workers=workers))
 
 
 def test_results_are_the_same_to_the_last_bit_on_any_number_of_workers() -> None:

@@ -7,7 +7,8 @@ settings     what one value may be
 recipes/     one small TOML file per experiment
 beforehand   what can be refused before data are read, and seen of a trained model
 planning     which noise, batch and learning rate suit so many examples and an epsilon
-pipeline     the flow as code: risk, train, audit, compare
+pipeline     the flow as code: risk, train, audit
+comparison   several methods on the same data: risk once, each trained and audited
 canaries     canaries in the data of a run
 account      what was spent before a run, and whether what it publishes is public
 chosen       an audit of examples that somebody chose, kept beside the run's own
@@ -15,7 +16,8 @@ network      the model of a run: built, begun with given weights, tried out
 parts        in how many parts a batch is handed out, where nobody says
 training     one model trained in a run folder, to be stopped and continued at any step
 launched     what torchrun has told this process
-together     the same training by several processes, of which one writes
+together     several processes, of which one writes, and the others do what it tells them
+shares       pieces of work that several processes share
 descent      the optimizer of a run, and its learning rate over the steps
 reports      run folders read back: numbers to compare, and the story that a report tells
 references   a run's training again, on random halves of the examples that are audited

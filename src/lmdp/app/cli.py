@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.command_line = shlex.join(["lmdp", *argv])
     show = Show(quiet=arguments.quiet or arguments.json or not is_first())
     try:
-        _refuse_several(arguments.command)
+        _refuse_several(arguments)
         result = COMMANDS[arguments.command](arguments, show)
     except (KeyboardInterrupt, BrokenPipeError):
         again = f". Continue with: {_resuming(argv, arguments.out)}" if "resume" in arguments else ""
@@ -73,15 +73,20 @@ def _compared(config: Config, arguments: Namespace, show: Show) -> Result:
     if config.risk is None:
         config = config.changed(shadow=config.shadow or SHADOW)
     _say_all(look_ahead(config), show)
-    from lmdp.app import pipeline
+    from lmdp.app import together
+    from lmdp.app.comparison import compare, table
     from lmdp.app.reports import summary
     from lmdp.data.records import encoded
     from lmdp.report import verdict
 
-    comparison = pipeline.compare(config, methods, out, show, command=arguments.command_line, resume=arguments.resume)
+    with together.led(days=7) as group:
+        if group.rank:
+            return together.follow(group)
+        how: dict[str, Any] = {"command": arguments.command_line, "resume": arguments.resume}
+        comparison = compare(config, methods, out, show, group=group, **how)
     results = {folder.path.name: summary(folder) for folder in comparison.runs}
     said, cost = verdict(comparison.story), comparison.story.together
-    text = f"\n{said}\n\n{_table(results)}\n\n" + (f"{cost}\n\n" if cost else "") + f"report: {out / 'report.html'}"
+    text = f"\n{said}\n\n{table(results)}\n\n" + (f"{cost}\n\n" if cost else "") + f"report: {out / 'report.html'}"
     page = str(out / "report.html")
     return {"text": text, "json": {"verdict": said, "results": results, "together": encoded(cost), "report": page}}
 
@@ -93,13 +98,13 @@ def _risk(arguments: Namespace, show: Show) -> Result:
     if not arguments.out.absolute().parent.is_dir():
         raise ValueError(f"{arguments.out.absolute().parent} is not a folder; make it, or choose another --out")
     _say_all(look_ahead(config), show)
-    from lmdp.app import pipeline, together
+    from lmdp.app import pipeline, shares, together
 
     with together.all_processes(days=7) as group:  # models take what they take
         private = pipeline.private_data(config, show) if arguments.key_data or arguments.recipe else None
         if private is None:
             show.say("note: without --data nobody can check that shadow data and private data have nobody in common")
-        profile = pipeline.estimate(config, private, show, together.shared(group))
+        profile = pipeline.estimate(config, private, show, shares.shared(group))
         if group.rank == 0:
             profile.save(arguments.out)
     return {"text": f"\n{profile}\n\nrisk profile: {arguments.out}", "json": profile.to_dict()}
@@ -118,8 +123,7 @@ def _train(arguments: Namespace, show: Show) -> Result:
 
     with processes(config) as group:
         if group.rank:
-            follow(group)
-            return {"text": "", "json": {}}
+            return follow(group)
         settings: dict[str, Any] = {"command": arguments.command_line, "resume": arguments.resume}
         folder = pipeline.train(config, arguments.out, show, group=group, **settings)
     privacy = json.loads((folder / "privacy.json").read_text())
@@ -159,7 +163,7 @@ def _plan(arguments: Namespace, show: Show) -> Result:
 def _audit(arguments: Namespace, show: Show) -> Result:
     if not arguments.target.exists():
         raise FileNotFoundError(f"{arguments.target} does not exist; give a run folder or an .npz of embeddings")
-    from lmdp.app import pipeline
+    from lmdp.app import pipeline, together
 
     if arguments.epsilon and (arguments.target.is_file() or arguments.runs < 8):
         raise ValueError("--epsilon trains the run of a run folder again, with --runs of at least 8")
@@ -169,17 +173,21 @@ def _audit(arguments: Namespace, show: Show) -> Result:
         page = arguments.target.with_suffix(".audit.html")
         report = pipeline.audit_file(arguments.target, page, arguments.run)
     else:
-        report, page = pipeline.audit(
-            arguments.target,
-            show,
-            command=arguments.command_line,
-            members=arguments.members,
-            nonmembers=arguments.nonmembers,
-            epsilon_runs=arguments.runs if arguments.epsilon else 0,
-            changed_data=arguments.changed_data,
-            references=arguments.references,
-            white_box=arguments.white_box,
-        )
+        with together.led(days=7) as group:
+            if group.rank:
+                return together.follow(group)
+            report, page = pipeline.audit(
+                arguments.target,
+                show,
+                command=arguments.command_line,
+                members=arguments.members,
+                nonmembers=arguments.nonmembers,
+                epsilon_runs=arguments.runs if arguments.epsilon else 0,
+                changed_data=arguments.changed_data,
+                references=arguments.references,
+                white_box=arguments.white_box,
+                group=group,
+            )
     bounds = json.loads((arguments.target / "epsilon.json").read_text()) if arguments.epsilon else []
     written = [] if page.name == "report.html" else [f"written to: {page.with_suffix('.json')}"]
     said = [*(bound["verdict"] for bound in bounds), report.warning, *written, f"report: {page}"]
@@ -319,6 +327,10 @@ COMMANDS: dict[str, Callable[[Namespace, Show], Result]] = {
 }
 
 
+SHARED = ("train", "risk", "audit", "compare", "demo")
+"""Those that several processes do together."""
+
+
 def _say_all(lines: Sequence[str], show: Show) -> None:
     for line in lines:
         show.say(line)
@@ -330,32 +342,6 @@ def _free(path: Path) -> Path:
     while free.exists():
         free, number = path.with_name(f"{path.name}-{number}"), number + 1
     return free
-
-
-def _table(results: dict[str, Any]) -> str:
-    """One line for each method: the most vulnerable examples first, where canaries were planted, then ordinary ones."""
-    planted = any("canaries" in row for row in results.values())
-    first = f"  {'canaries: AUC (95 % interval)':38}{'TPR at 1 %':>11}" if planted else ""
-    head = "ordinary examples: AUC (95 % interval)" if planted else "leakiest layer: AUC (95 % interval)"
-    lines = [f"{'method':16}{'epsilon':>9}  {'test accuracy':>13}{first}  {head}"]
-    for name, row in results.items():
-        epsilon = row["epsilon"] if isinstance(row["epsilon"], str) else f"{row['epsilon']:.2f}"
-        accuracy = "" if row["test_accuracy"] is None else f"{row['test_accuracy']:.1%}"
-        canaries = row.get("canaries")
-        cells = (
-            f"  {_peak(canaries):38}{canaries['peak_tpr_at_1pct']:>11.3f}"
-            if canaries
-            else f"{'':51}"
-            if planted
-            else ""
-        )
-        lines.append(f"{name:16}{epsilon:>9}  {accuracy:>13}{cells}  {_peak(row)}")
-    return "\n".join(lines)
-
-
-def _peak(row: dict[str, Any]) -> str:
-    low, high = row["peak_auc_interval"]
-    return f"{row['peak_layer']:12} {row['peak_auc']:.3f} ({low:.3f} – {high:.3f})"
 
 
 def _resuming(argv: Sequence[str], out: Path) -> str:
@@ -380,11 +366,16 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _refuse_several(command: str) -> None:
-    if several() and command not in ("train", "risk"):
+def _refuse_several(arguments: Namespace) -> None:
+    if not several():
+        return
+    alone = arguments.command if arguments.command not in SHARED else ""
+    if arguments.command == "audit" and (arguments.epsilon or arguments.target.is_file()):
+        alone = "audit --epsilon" if arguments.epsilon else "audit of embeddings"
+    if alone:
         raise ValueError(
-            f"lmdp {command} runs in one process, and torchrun has started {os.environ['WORLD_SIZE']}. Start it "
-            "without torchrun; only lmdp train and lmdp risk use several."
+            f"lmdp {alone} runs in one process, and torchrun has started {os.environ['WORLD_SIZE']}. Start it "
+            f"without torchrun; {', '.join(SHARED)} use several."
         )
 
 

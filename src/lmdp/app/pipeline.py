@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lmdp.accounting import check_delta
 from lmdp.app import planning, training
-from lmdp.app.account import begin, open_account, refuse_inferred, sides
+from lmdp.app.account import begin, open_account, sides
 from lmdp.app.canaries import ordinary, plant, still_there
 from lmdp.app.chosen import keep
 from lmdp.app.config import SHADOW, Config
@@ -20,9 +19,10 @@ from lmdp.app.embedding import audit_embedded, is_of_a_run
 from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of, trainable
 from lmdp.app.parts import said_of_parts
 from lmdp.app.progress import Show
-from lmdp.app.reports import short, story, summary, tpr_limit, write_report
+from lmdp.app.reports import short, story, tpr_limit, write_report
 from lmdp.app.runs import Card, RunFolder, load_model, write_json
 from lmdp.app.serving import built, write_card
+from lmdp.app.shares import handed_out
 from lmdp.audit import Reference
 from lmdp.audit.model import audit as audit_model
 from lmdp.audit.model import audit_embeddings
@@ -30,16 +30,15 @@ from lmdp.audit.results import AuditReport
 from lmdp.data import Examples, Source, load
 from lmdp.data.classes import counted
 from lmdp.data.examples import units
-from lmdp.data.records import encoded, read_object
+from lmdp.data.records import read_object
 from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
 from lmdp.membership.examples import refuse_overlap
+from lmdp.membership.workers import Share
 from lmdp.methods import METHODS, SOURCES
 from lmdp.private import PrivacyStatement
 from lmdp.processes import Group
-from lmdp.report import Story
 from lmdp.risk import RiskProfile, estimate_risk
-from lmdp.risk.estimate import Share
 from lmdp.risk.shadow import Schedule
 
 AUDIT_LIMIT = 10_000
@@ -155,7 +154,7 @@ def train(
             show.say(f"note: {risk.note}")
         if members is not None and (changes := members.held_out_changes(source.held_out)):
             show.say(f"note: the examples kept out of training have changed: compared with those so far, {changes}")
-        if group is not None:
+        if group is not None and METHODS[config.method].private:
             group.same(Beginning(config, risk, account.lineage.run, None if planting is None else planting.key))
         if METHODS[config.method].private and (parted := said_of_parts(config, model, source.train)):
             show.say(parted)
@@ -187,6 +186,7 @@ def audit(
     changed_data: bool = False,
     references: int = 0,
     white_box: bool = False,
+    group: Group | None = None,
 ) -> tuple[AuditReport, Path]:
     """Attack every layer of a finished run: its training examples against those it kept out, or else test examples.
 
@@ -196,6 +196,7 @@ def audit(
     Refused where these are no longer the examples of the training, unless `changed_data` asks for those that are left.
     With `epsilon_runs`, also bound the epsilon of its training from below. With `references`, train the run's
     configuration as often again, each time with half of the examples, and judge every example's scores by those.
+    `group`: processes of which this is the first; they share attacks and references.
     """
     folder = RunFolder(out)
     if not folder.has_run:
@@ -232,7 +233,7 @@ def audit(
             show.say("note: single rows are attacked; who has all rows of a user sees more than this audit shows")
         inside = ordinary(inside, folder)
         parts = [i.take_random(AUDIT_LIMIT) if len(i) > AUDIT_LIMIT else i for i in (inside, outside)]
-        beside = _references(references, folder, source, parts, show) if references else []
+        beside = _references(references, folder, source, parts, show, group) if references else []
         with show.bar(f"audit {config.method}", 1.0):
             both = [(laid_out(inputs, model), y) for inputs, y in (part.tensors() for part in parts)]
             report = audit_model(
@@ -245,6 +246,7 @@ def audit(
                 white_box=white_box,
                 progress=show.say,
                 part=show.part,
+                share=handed_out(group),
                 canaries=None if planting is None else still_there(planting, folder, changed_data=changed_data),
                 statement=PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement")),
             )
@@ -268,7 +270,7 @@ def audit(
 
 
 def _references(
-    number: int, folder: RunFolder, source: Source, audited: Sequence[Examples], show: Show
+    number: int, folder: RunFolder, source: Source, audited: Sequence[Examples], show: Show, group: Group | None
 ) -> list[Reference]:
     from lmdp.app.references import train_references
 
@@ -284,6 +286,7 @@ def _references(
         show,
         risk=RiskProfile.load(path) if path.exists() else None,
         public=public_examples(config, source, show),
+        share=handed_out(group) if group is not None and group.several else None,
     )
 
 
@@ -304,62 +307,6 @@ class Beginning:
     risk: RiskProfile | None
     run: str
     key: bytes | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Several methods on the same data, at the same epsilon."""
-
-    out: Path
-    runs: tuple[RunFolder, ...]
-    story: Story
-
-
-def compare(
-    config: Config, methods: Sequence[str], out: Path, show: Show, *, command: str, resume: bool = False
-) -> Comparison:
-    """Estimate risk once, train and audit each method, and report them side by side."""
-    whole = RunFolder(out)
-    with whole.claim():
-        config = whole.resumed(config)
-        whole.check(config, resume=resume)
-        source = parted_data(config, show)
-        if any(METHODS[method].private for method in methods) and not whole.has_run:
-            refuse_inferred(source, config)
-            check_delta(config.delta, units(source.train), allowed=config.allow_large_delta)
-        fresh_model(config, source)
-        whole.begin(config)
-        risk = _risk_of(config, whole, source, show)
-        folders = []
-        for method in methods:
-            folder = RunFolder(out / method)
-            if not folder.finished:
-                gain = config.unit_gain and method == config.method  # of lm alone
-                weights = METHODS[method].source(config.weights)
-                chosen = config.changed(method=method, weights=weights, unit_gain=gain)
-                others = [out / other for other in methods]
-                train(
-                    chosen, folder.path, show, command=command, resume=resume, source=source, risk=risk, beside=others
-                )
-            if not (folder / "audit.json").exists():
-                audit(folder.path, show, command=command, source=source)
-            folders.append(folder)
-        told = story(folders, command, risk)
-        write_report(whole, told)
-        results = {folder.path.name: summary(folder) for folder in folders}
-        write_json(whole / "results.json", {"results": results, "together": encoded(told.together)})
-    return Comparison(out, tuple(folders), told)
-
-
-def _risk_of(config: Config, whole: RunFolder, source: Source, show: Show) -> RiskProfile:
-    if config.risk is not None:
-        return RiskProfile.load(config.risk)
-    path = whole / "risk.json"
-    if path.exists():
-        return RiskProfile.load(path)
-    profile = estimate(config, source, show)
-    write_json(path, profile.to_dict())
-    return profile
 
 
 def public_examples(config: Config, source: Source, show: Show) -> Any:

@@ -11,6 +11,7 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from lmdp.app.runs.files import write
 from lmdp.audit import Reference
 from lmdp.data import Examples
 from lmdp.data.records import read_object
+from lmdp.membership.workers import Share
 from lmdp.risk import RiskProfile
 
 FOLDER, NOTICE, CELL, MODEL = "references", "PRIVATE.txt", "cell.json", "model.safetensors"
@@ -77,9 +79,13 @@ def train_references(
     risk: RiskProfile | None,
     public: Any,
     workers: int | None = None,
+    share: Share | None = None,
 ) -> list[Reference]:
     """As many references of the run's own configuration, each trained on what the run was trained on beside the audited
-    examples (`inside` and `outside`), and on those of them that a coin chooses for it."""
+    examples (`inside` and `outside`), and on those of them that a coin chooses for it.
+
+    In so many `workers` of this machine; or several processes `share` them, which all see the run folder.
+    """
     if not 0 < number <= MOST:
         raise ValueError(f"{number} references were asked for; ask for 1 to {MOST}")
     config = folder.config()
@@ -96,8 +102,10 @@ def train_references(
     due = [cell for cell in cells if not cell.finished]
     if len(due) < number:
         show.say(f"{number - len(due)} of {number} references are there already")
+    apart = [partial(_apart, cell) for cell in due]
+    training_them = _trained(due, workers or torch.get_num_threads()) if share is None else share(apart)
     with show.bar("train references", max(1, len(due))) as bar:
-        for done, _ in enumerate(_trained(due, workers or torch.get_num_threads()), 1):
+        for done, _ in enumerate(training_them, 1):
             bar.to(done)
     for cell, reference in zip(cells, references):
         load_model(cell.path / MODEL, reference.model)
@@ -112,14 +120,23 @@ def _trained(cells: Sequence[Cell], workers: int) -> Iterator[Cell]:
             _train(cell)
             yield cell
         return
-    context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads, which do not run in it
-    with ProcessPoolExecutor(
-        min(workers, len(cells)), context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with _processes(min(workers, len(cells))) as pool:
         running = {pool.submit(_train, cell): cell for cell in cells}
         for future in as_completed(running):
             future.result()
             yield running[future]
+
+
+def _apart(cell: Cell) -> None:
+    """In a process of its own, which belongs to no group: what it trains is its own."""
+    with _processes(1) as pool:
+        pool.submit(_train, cell).result()
+
+
+def _processes(number: int) -> ProcessPoolExecutor:
+    """Of one thread each. (A fork would inherit torch's threads, which do not run in it.)"""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(number, context, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _train(cell: Cell) -> None:
@@ -135,7 +152,7 @@ def _train(cell: Cell) -> None:
 
 def _configuration(config: Config, k: int) -> Config:
     """The run's, with draws and noise of its own. Nothing is claimed for it, so that no delta is too large."""
-    seed = None if config.seed is None else int(np.random.SeedSequence([config.seed, k]).generate_state(1)[0])
+    seed = None if config.seed is None else int(np.random.SeedSequence([config.seed, k]).generate_state(1)[0]) % 2**31
     return config.changed(seed=seed, allow_large_delta=True)
 
 

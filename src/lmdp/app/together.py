@@ -1,9 +1,9 @@
-"""`torchrun … -m lmdp train`: the first process writes the run folder and shows progress; the others make its steps."""
+"""`torchrun … -m lmdp`: the first process writes what is written and shows progress; the others do what it tells."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -14,31 +14,43 @@ import torch.distributed as dist
 from lmdp.app import training
 from lmdp.app.account import Account
 from lmdp.app.canaries import planted
+from lmdp.app.comparison import Estimating
 from lmdp.app.config import Config
 from lmdp.app.launched import several
 from lmdp.app.network import fresh_model
-from lmdp.app.pipeline import Beginning, parted_data, public_examples
+from lmdp.app.pipeline import Beginning, estimate, parted_data, public_examples
 from lmdp.app.progress import Interrupted, Show, stop_asked, stop_signals
+from lmdp.app.shares import shared, take
 from lmdp.lineage import Lineage
 from lmdp.methods import METHODS
 from lmdp.processes import Group, Parted
 
 
 @contextmanager
+def led(days: int | None = None) -> Iterator[Group]:
+    """The processes that torchrun has started, or this one alone. The others than the first `follow` inside."""
+    with all_processes(days) as group:
+        yield group
+        if group.rank == 0:
+            group.same(None)
+
+
+@contextmanager
 def processes(config: Config) -> Iterator[Group]:
-    """Those that torchrun has started, or this one alone. An error inside is raised by all of them."""
+    """The same, for one training of this configuration."""
     if _are_several() and not METHODS[config.method].private:
         raise ValueError(
             f"method is {config.method!r}, which is not private, and trains in one process only. Start it without "
             "torchrun, or choose a private method."
         )
-    with all_processes() as group:
+    with led() as group:
         yield group
 
 
 @contextmanager
 def all_processes(days: int | None = None) -> Iterator[Group]:
-    """The same, whatever they are for. `days`: how long one waits for the others, if not as long as torch does.
+    """Those that torchrun has started, or this one alone. An error inside is raised by all of them. `days`: how long
+    one waits for the others, if not as long as torch does.
 
     None leaves before all are done: torch's threads may abort a process whose peers go while it is still leaving.
     """
@@ -60,17 +72,6 @@ def _are_several() -> bool:
     return several() and not dist.is_initialized()
 
 
-def shared(group: Group) -> Callable[[Sequence[Callable[[], Any]]], list[Any]]:
-    """Does pieces of work that do not depend on each other: each process every so-manieth, and all get all results."""
-
-    def done(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        mine = [tasks[k]() for k in range(group.rank, len(tasks), group.size)]
-        every = group.gathered(mine)
-        return [every[k % group.size][k // group.size] for k in range(len(tasks))]
-
-    return done
-
-
 def _backend() -> str:
     """Of the device of this process, which is the GPU of its own number where there are any."""
     if not torch.cuda.is_available():
@@ -79,13 +80,22 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def follow(group: Group) -> None:
-    """What another process than the first does of `pipeline.train`: it reads the same data, and makes the same steps.
+def follow(group: Group) -> dict[str, Any]:
+    """What another process than the first does: what that one tells it, until there is no more. Nothing is said."""
+    while (told := group.same(None)) is not None:
+        if isinstance(told, Beginning):
+            _train(told, group)
+        elif isinstance(told, Estimating):
+            quiet = Show(quiet=True)
+            estimate(told.config, parted_data(told.config, quiet), quiet, shared(group))
+        else:
+            take(told, group)
+    return {"text": "", "json": {}}
 
-    Nothing is written or said.
-    """
+
+def _train(told: Beginning, group: Group) -> None:
+    """Of `pipeline.train`: it reads the same data, and makes the same steps."""
     quiet = Show(quiet=True)
-    told: Beginning = group.same(None)
     config, source = told.config, parted_data(told.config, quiet)
     model, public = fresh_model(config, source), public_examples(config, source, quiet)
     if told.key is not None:

@@ -200,7 +200,7 @@ def prepare(
     if not method.private:
         order = EpochOrder(size, batch, config.seed or 0)
         loader = DataLoader(loader.dataset, batch_size=batch, sampler=order, collate_fn=loader.collate_fn)
-        job = Job(config, model, optimizer, loader, None, total, account)
+        job = Job(config, model, optimizer, loader, None, total, account, group=Group(alone=True))
         order.position = lambda: job.steps
         return job
     engine = engine or PrivacyEngine(config.accountant, secure_mode=config.noise == "secure")

@@ -37,6 +37,7 @@ from lmdp.membership.metrics import around
 from lmdp.membership.references import Reference, masks, with_references
 from lmdp.membership.representations import MEMORY_LIMIT, Layers, grouping
 from lmdp.membership.together import Views, attack_views, gradient_norms, views_of
+from lmdp.membership.workers import Share, side_by_side
 from lmdp.statement import PrivacyStatement
 
 
@@ -59,6 +60,7 @@ def audit(
     part: Part | None = None,
     canaries: Canaries | None = None,
     statement: PrivacyStatement | None = None,
+    share: Share = side_by_side,
 ) -> AuditReport:
     """Attack every layer's representations, held out, and report what was found.
 
@@ -81,6 +83,8 @@ def audit(
     canaries         those of `plant_canaries` that the model was trained with: they are attacked as well as the members
                      and non-members given, who should be ordinary; with a privacy `statement` of the training, its
                      epsilon is also bounded from below
+    share            does pieces of work that do not depend on each other, and gives their results in their order: one
+                     attack on one layer each. Several processes may share them; the report is the same
     """
     require_pooling(pooling)
     if model is None and canaries is not None:
@@ -104,9 +108,9 @@ def audit(
         masks(references, examples)  # refuses wrong ones before anything long begins
     faulty = ""
     if embeddings is not None:
-        results = {LAYER: attack(embeddings.evidence, member, seed)}
+        results = {LAYER: attack(embeddings.evidence, member, seed, share)}
         if embeddings.blind is not None and controls:
-            blind = {INPUT: attack(embeddings.blind, member, seed)}
+            blind = {INPUT: attack(embeddings.blind, member, seed, share)}
     else:
         assert model is not None
         options: Any = {"layers": layers, "pooling": pooling}
@@ -117,16 +121,17 @@ def audit(
 
         evidence, views_seen = read(model)
         faulty = one_sided(evidence, member)
-        results = attack_layers(evidence, member, seed, say, lambda done: part(0.9 * done))
-        reference = attack_output(evidence, member, seed)
+        results = attack_layers(evidence, member, seed, say, lambda done: part(0.9 * done), share)
+        reference = attack_output(evidence, member, seed, share)
         together = {name: result.leak(name) for name, result in attack_views(views_seen, member, seed).items()}
         if controls:
             leakiest = max(results, key=lambda name: results[name].metrics.auc)
-            blind = attack_controls(untrained_twin(model, seed), examples, leakiest, seed, say, **options)
+            blind = attack_controls(untrained_twin(model, seed), examples, leakiest, seed, say, share=share, **options)
     leaks = tuple(result.leak(name) for name, result in results.items())
     answer = None if reference is None else reference.leak(OUTPUT)
     if references:
-        judged = with_references((evidence, views_seen), results, reference, examples, references, read, seed, say)
+        seen = (evidence, views_seen)
+        judged = with_references(seen, results, reference, examples, references, read, seed, say, share)
         leaks, answer = tuple(judged[name] for name in results), judged.get(OUTPUT)
         together = {name: judged[name] for name in together}
     top = max(leaks, key=lambda leak: leak.auc)
@@ -151,7 +156,7 @@ def audit(
     if canaries is None or model is None:
         return report
     say(f"canaries ({canaries.kind}): {int(canaries.included.sum())} in, {int((~canaries.included).sum())} out")
-    same: Any = {"layers": layers, "pooling": pooling, "seed": seed, "views": views, "width": width}
+    same: Any = {"layers": layers, "pooling": pooling, "seed": seed, "views": views, "width": width, "share": share}
     attacked = audit(
         model, canaries.inside, canaries.outside, controls=False, memory_limit=memory_limit, progress=say, **same
     )

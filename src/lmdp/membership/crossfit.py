@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmdp.membership.evidence import Evidence, Fit, Score
 from lmdp.membership.leak import Leak, leak_of
 from lmdp.membership.metrics import Fold, Metrics, auc_and_variance, best_threshold, evaluate
-from lmdp.membership.workers import side_by_side
+from lmdp.membership.workers import Share, side_by_side
 
 Indices = NDArray[np.int64]
 FOLDS = 5
@@ -60,10 +60,10 @@ def cross_fit(
     member: NDArray[np.bool_],
     attacks: Mapping[str, Fit] | Attacks,
     seed: int,
-    workers: int | None = None,
+    share: Share = side_by_side,
 ) -> Result:
     """Balanced members and non-members are expected; too few are refused. Of equal families the first is chosen."""
-    return joined(list(side_by_side(fold_tasks(evidence, member, attacks, seed), workers)))
+    return joined(list(share(fold_tasks(evidence, member, attacks, seed))))
 
 
 def fold_tasks(

@@ -25,7 +25,7 @@ from lmdp.membership.representations import (
     only,
     record,
 )
-from lmdp.membership.workers import side_by_side
+from lmdp.membership.workers import Share, side_by_side
 from lmdp.models import Inputs
 
 Progress = Callable[[str], None]
@@ -70,9 +70,9 @@ def collect(
     }
 
 
-def attack(evidence: Evidence, member: NDArray[np.bool_], seed: int) -> Result:
+def attack(evidence: Evidence, member: NDArray[np.bool_], seed: int, share: Share = side_by_side) -> Result:
     """All families that fit the evidence, cross-fitted, the best chosen on validation data."""
-    return cross_fit(evidence, member, attacks_on, seed)
+    return cross_fit(evidence, member, attacks_on, seed, share)
 
 
 def attack_layers(
@@ -81,13 +81,13 @@ def attack_layers(
     seed: int,
     say: Progress,
     part: Part,
-    workers: int | None = None,
+    share: Share = side_by_side,
 ) -> dict[str, Result]:
-    """Every layer, folds of all of them side by side; the results are the same however many `workers` there are."""
+    """Every layer, folds of all of them side by side; the results are the same whoever does which of them."""
     tasks = [task for evidence in collected.values() for task in fold_tasks(evidence, member, attacks_on, seed)]
     done: list[Scored] = []
     results: dict[str, Result] = {}
-    for scored in side_by_side(tasks, workers):
+    for scored in share(tasks):
         done.append(scored)
         part(len(done) / len(tasks))
         if len(done) % FOLDS == 0:
@@ -97,14 +97,16 @@ def attack_layers(
     return results
 
 
-def attack_output(collected: Mapping[str, Evidence], member: NDArray[np.bool_], seed: int) -> Result | None:
+def attack_output(
+    collected: Mapping[str, Evidence], member: NDArray[np.bool_], seed: int, share: Share = side_by_side
+) -> Result | None:
     """The reference: what the model's output alone gives away (None where the output is not a vector of scores)."""
     evidence = next(iter(collected.values()))
     if evidence.outputs is None or evidence.outputs.shape[1] < 2:
         return None
     if evidence.labels is not None and evidence.labels.max(initial=0) >= evidence.outputs.shape[1]:
         return None
-    return cross_fit(evidence, member, partial(attacks_on, target="output"), seed)
+    return cross_fit(evidence, member, partial(attacks_on, target="output"), seed, share)
 
 
 def attack_controls(
@@ -116,6 +118,7 @@ def attack_controls(
     *,
     layers: Layers = None,
     pooling: str | None = None,
+    share: Share = side_by_side,
 ) -> dict[str, Result]:
     """The same adversaries where there is nothing to leak: the raw input, and a network that was never trained."""
     say("controls: raw input, untrained network")
@@ -123,8 +126,8 @@ def attack_controls(
     where = only(layer, untrained, layers)
     fresh = collect(untrained, examples, layers=where, seed=seed, views=False, pooling=pooling)
     return {
-        INPUT: attack(blind, examples.member, seed),
-        UNTRAINED: attack(fresh[layer], examples.member, seed),
+        INPUT: attack(blind, examples.member, seed, share),
+        UNTRAINED: attack(fresh[layer], examples.member, seed, share),
     }
 
 

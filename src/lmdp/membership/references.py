@@ -29,7 +29,7 @@ from lmdp.membership.examples import Examples
 from lmdp.membership.instrument import OUTPUT, Progress, attack_layers, attack_output, unheard
 from lmdp.membership.leak import Leak, leak_of
 from lmdp.membership.together import Views
-from lmdp.membership.workers import side_by_side
+from lmdp.membership.workers import Share, side_by_side
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -81,6 +81,7 @@ def with_references(
     read: Read,
     seed: int,
     say: Progress,
+    share: Share = side_by_side,
 ) -> dict[str, Leak]:
     """Every layer of the attacked model, what else is looked at, and its output, calibrated, by name.
 
@@ -98,8 +99,9 @@ def with_references(
         _keep(kept, collected, views, output, member, seed, judges)
         if fits:
             mine = others[number - 1]
-            answer = None if output is None else attack_output(collected, mine, seed)
-            _keep_fitted(kept, attack_layers(collected, mine, seed, lambda _: None, unheard), answer)
+            answer = None if output is None else attack_output(collected, mine, seed, share)
+            fitted = attack_layers(collected, mine, seed, lambda _: None, unheard, share)
+            _keep_fitted(kept, fitted, answer)
     leaks = {}
     for name, scores in kept.items():
         if not scores:

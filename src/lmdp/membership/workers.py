@@ -6,15 +6,17 @@ attacks at a time do not. A piece gives the same result whatever runs beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits
 
 T = TypeVar("T")
+Share = Callable[[Sequence[Callable[[], Any]]], Iterable[Any]]
+"""Does pieces of work that do not depend on each other, and gives their results in their order."""
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]], workers: int | None = None) -> Iterator[T]:

@@ -47,14 +47,15 @@ class Parted(RuntimeError):
 class Group:
     """`given`: a process group of torch.distributed, or None for all of its processes, if there are several.
 
+    alone whether this is of one process, however many there are
     name  of the training, the same everywhere; "" for one process
     parted
           why the processes went separate ways, if they did
     sent  bytes that this process has given to be added up, and in records
     """
 
-    def __init__(self, given: Any = None) -> None:
-        self._group = _process_group(given)
+    def __init__(self, given: Any = None, *, alone: bool = False) -> None:
+        self._group = None if alone else _process_group(given)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
         self.size = 1 if self._group is None else dist.get_world_size(self._group)
         self._records = self._group

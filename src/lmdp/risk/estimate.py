@@ -32,13 +32,13 @@ from lmdp.membership.instrument import (
 )
 from lmdp.membership.leak import Leak, leak_of
 from lmdp.membership.representations import MEMORY_LIMIT, only, record
+from lmdp.membership.workers import Share
 from lmdp.models import Inputs, evaluation, fresh, run
 from lmdp.risk.profile import PROTOCOLS, LayerRisk, RiskProfile, ShadowSummary
 from lmdp.risk.shadow import Schedule, Shadow, halves, train_shadow
 
 Read = dict[str, Any]
 """Which layers are read, and how: the same of every model."""
-Share = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 PAPER_WIDTH, PAPER_HIDDEN, PAPER_EPOCHS = 4096, 256, 30
 
 
@@ -101,7 +101,7 @@ def estimate_risk(
             return train_shadow(model, inputs, labels, member[k], schedule, seed + k, tell, _share_of(part, k, rounds))
 
     share = share or in_turn
-    shadows = share([partial(trained, k) for k in range(models)])
+    shadows = list(share([partial(trained, k) for k in range(models)]))
     start = time.perf_counter()
     leaks, reference = _attack(shadows, inputs, labels, seed, views, memory_limit, read, say, part, share)
     first = Examples(inputs, labels, member[0], 0)
@@ -151,7 +151,7 @@ def _attack(
         output = attack_output(collected, shadow.member, seed)
         return result, None if output is None else (output, scaled_confidence(next(iter(collected.values()))))
 
-    every = share([partial(attacked, k) for k in range(len(shadows))])
+    every = list(share([partial(attacked, k) for k in range(len(shadows))]))
     results, outputs = [result for result, _ in every], [output for _, output in every if output is not None]
     if len(shadows) == 1:
         leaks = [result.leak(name) for name, result in results[0].items()]

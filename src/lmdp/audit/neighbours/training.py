@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from lmdp.accounting import DEFAULT
 from lmdp.gradients import randomness
 from lmdp.guards import fingerprints
+from lmdp.guards.content import is_sharded
 from lmdp.private import Observer, PrivacyEngine
 from lmdp.private.noise import GaussianNoise, Randomness
 
@@ -71,6 +72,11 @@ class StagedEngine(PrivacyEngine):
     def make_private(self, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
         if not options.get("poisson_sampling", True):
             raise ValueError("poisson_sampling is False; this check is about Poisson batches. Leave it at True.")
+        if any(map(is_sharded, options["module"].parameters())):
+            raise ValueError(
+                "the model is under fully_shard, where no process has whole gradients to compare. Check the same "
+                "training without fully_shard, by as many processes: its sums are the same."
+            )
         # Nothing is looked for here: what examples do to each other is measured, in runs that make the same steps.
         return super().make_private(**(options | {"seed": self._seed, "check_mixing": False}))
 
