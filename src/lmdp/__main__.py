@@ -9,7 +9,7 @@ from lmdp.app.launched import several
 
 status = main()
 if several():
-    # Threads of a group of processes may outlive it, and abort a process at its end whose work is done.
+    # Threads of a group that an error still holds outlive it, and may abort a Python that ends with its work done.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -26,4 +26,6 @@ def test_two_processes_send_little_more_than_ddp(tmp_path: Path) -> None:
     assert alone["bytes"] == {PLAIN: 0, PRIVATE: 0}
     assert two["bytes"][PRIVATE] <= 1.05 * two["bytes"][PLAIN]
     assert all(peak > 0 for peak in two["peak_bytes"].values())
+    assert list(measured["growth"]["scnn"]) == ["1", "2", "4"]
     assert "S-CNN" in processes_text(measured)
+    assert "times as fast by 1 → 2 → 4 processes: SGD, DDP 1.00 → " in processes_text(measured)

@@ -581,3 +581,20 @@ def test_work_is_the_same_work(pair: Crew) -> None:
     """The crew is still together after all that went wrong in it."""
     first, second = pair(work, (), {"steps": 2, **QUICK})
     assert torch.equal(first.flat, second.flat)
+
+
+def threads_after_the_group() -> list[str]:
+    train(steps=2)
+    dist.destroy_process_group()
+    return [(path / "comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have no names there")
+def test_no_thread_of_a_group_outlives_it(tmp_path: Path) -> None:
+    """Such a thread may abort a Python that ends: it asks for the interpreter when it drops what was sent last."""
+    crew = Crew(2, tmp_path)
+    try:
+        for names in crew(threads_after_the_group):
+            assert not [name for name in names if "gloo" in name]
+    finally:
+        crew.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
@@ -55,17 +56,17 @@ class Group:
     """
 
     def __init__(self, given: Any = None, *, alone: bool = False) -> None:
-        self._group = None if alone else _process_group(given)
-        self.rank = 0 if self._group is None else dist.get_rank(self._group)
-        self.size = 1 if self._group is None else dist.get_world_size(self._group)
+        self._group = _Kept(None if alone else _process_group(given))
+        self.rank = 0 if self._group.none else dist.get_rank(self._group.here)
+        self.size = 1 if self._group.none else dist.get_world_size(self._group.here)
         self._records = self._group
         self._lost = self.parted = ""
         self._stops = self.stop_asked = False
         self._exchanges = 0
         self._take_part: Callable[[int], None] | None = None
         self.sent = 0
-        if self._group is not None and dist.get_backend(self._group) != "gloo":
-            self._records = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
+        if not self._group.none and dist.get_backend(self._group.here) != "gloo":
+            self._records = _Kept(dist.new_group(self.ranks, backend="gloo"))
         self.name: str = self.same(secrets.token_hex(16)) if self.several else ""
 
     @property
@@ -75,7 +76,7 @@ class Group:
     @property
     def ranks(self) -> list[int]:
         """Of its processes, in the order of their ranks in it."""
-        return [0] if self._group is None else dist.get_process_group_ranks(self._group)
+        return [0] if self._group.none else dist.get_process_group_ranks(self._group.here)
 
     def ask_to_stop(self) -> None:
         """All processes know with the next step that one of them would stop after it (`stop_asked`)."""
@@ -138,7 +139,7 @@ class Group:
         for parts in _buckets(tensors):
             flat = torch.cat([part.reshape(-1) for part in parts]) if len(parts) > 1 else parts[0].reshape(-1)
             with self._together():
-                dist.all_reduce(flat, group=self._group)
+                dist.all_reduce(flat, group=self._group.here)
             self.sent += flat.nbytes
             ends = flat.split([part.numel() for part in parts])
             totals += [end.view(part.shape) for end, part in zip(ends, parts)]
@@ -151,7 +152,7 @@ class Group:
         self._all_ask()
         words: list[Any] = [None] * self.size
         with self._together():
-            dist.all_gather_object(words, word, group=self._records)
+            dist.all_gather_object(words, word, group=self._records.here)
         return words
 
     def _all_ask(self) -> None:
@@ -175,7 +176,7 @@ class Group:
         self._all_ask()
         words = [word]
         with self._together():
-            dist.broadcast_object_list(words, group_src=0, group=self._records)
+            dist.broadcast_object_list(words, group_src=0, group=self._records.here)
         return words[0]
 
     def secret(self, key: bytes, *, copied: bool) -> bytes:
@@ -203,12 +204,12 @@ class Group:
         """Every process has the first one's values from here on."""
         for tensor in tensors if self.several else ():
             with self._together(), torch.no_grad():
-                dist.broadcast(tensor.detach(), group_src=0, group=self._group)
+                dist.broadcast(tensor.detach(), group_src=0, group=self._group.here)
 
     def serve(self, take_part: Callable[[int], None]) -> None:
         """Let processes `turn`; `take_part` does what one of them needs. Records get a group of their own: what the
         user's loop sends between two passes of the model must not meet them."""
-        self._records = dist.new_group(self.ranks, backend="gloo")
+        self._records = _Kept(dist.new_group(self.ranks, backend="gloo"))
         self._take_part = take_part
 
     def turn(self, operation: int) -> None:
@@ -246,7 +247,7 @@ class Group:
         mine = torch.frombuffer(bytearray(RECORD.pack(kind, *three, len(text), text)), dtype=torch.uint8)
         every = [torch.empty_like(mine) for _ in range(self.size)]
         with self._together():
-            dist.all_gather(every, mine, group=self._records)
+            dist.all_gather(every, mine, group=self._records.here)
         self.sent += len(mine)
         records = [RECORD.unpack(record.numpy().tobytes()) for record in every]
         self.stop_asked = self.stop_asked or any(r[5][: r[4]] == STOP for r in records)
@@ -267,6 +268,24 @@ class Group:
                 f"it printed. {AGAIN}"
             )
             raise Parted(self._lost) from error
+
+
+class _Kept:
+    """A process group, as long as torch keeps it, which is until it is destroyed.
+
+    Who holds one longer keeps its threads alive. If they are when Python ends, the process may abort.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.none = group is None
+        self._group = None if group is None else weakref.ref(group)
+
+    @property
+    def here(self) -> Any:
+        group = None if self._group is None else self._group()
+        if group is None:
+            raise RuntimeError("its process group was destroyed")
+        return group
 
 
 def _process_group(given: Any) -> Any:

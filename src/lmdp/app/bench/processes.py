@@ -33,7 +33,11 @@ from lmdp.processes import Group
 
 PLAIN, PRIVATE = "SGD, DDP", "lm, private weights"
 SHARDED, SHARDED_PRIVATE = "SGD, fully_shard", "lm, fully_shard"
-HEAD = "processes  {0:>16s}  private  ratio (quartiles)    MB sent: SGD, private  peak MB: SGD, private"
+HEAD = "processes  {0:>16s}  private  ratio (quartiles)    MB sent: SGD, private (looked at)  peak MB: SGD, private"
+UNTIMED = 2
+"""Steps before those that are measured. One look is left: the first step that is measured."""
+GROWTH = (1, 2, 4)
+"""Processes that growth is told of; those beyond what was asked for are timed only."""
 DEFAULT = ("scnn", "transformer", "encoder24")
 
 
@@ -44,13 +48,18 @@ def by_processes(
     if most < 2:
         raise ValueError(f"processes is {most}; it must be 2 or more (lmdp bench alone measures one)")
     sizes = sorted({most, *(2**k for k in range(most.bit_length()) if 2**k <= most)})
-    measured: dict[str, Any] = {"torch": torch.__version__, "steps": steps, "cores": os.cpu_count(), "models": {}}
+    measured: dict[str, Any] = {"torch": torch.__version__, "steps": steps, "cores": os.cpu_count()}
+    measured |= {"models": {}, "growth": {}}
     for name in dict.fromkeys(case_name(model) for model in models):
         rows = measured["models"][name] = {}
         for size in sizes:
             say(f"{CASES[name].title}: {size} processes")
             pairs = [(PLAIN, PRIVATE), *([(SHARDED, SHARDED_PRIVATE)] if CASES[name].blocks and size > 1 else [])]
             rows[size] = [_compared(size, name, steps, pair) for pair in pairs]
+        measured["growth"][name] = {
+            size: (rows[size][0] if size in rows else _started(size, name, steps, (PLAIN, PRIVATE))[0])["seconds"]
+            for size in GROWTH
+        }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "processes.json").write_text(json.dumps(measured, indent=1))
@@ -72,16 +81,30 @@ def processes_text(measured: dict[str, Any]) -> str:
             of_pair = {size: row for size, every in rows.items() for row in every if plain in row["seconds"]}
             lines += [HEAD.format(plain)] if of_pair else []
             lines += [_line(int(size), row, (plain, private)) for size, row in of_pair.items()]
+        lines += [_grown(measured["growth"][name], measured["cores"])]
     return "\n".join(lines)
+
+
+def _grown(seconds: dict[Any, dict[str, float]], cores: int) -> str:
+    """How many times as fast as by one process a step of the same batch is."""
+    sizes = {int(size): times for size, times in seconds.items()}
+    told = ", ".join(
+        f"{which} {' → '.join(f'{sizes[1][which] / times[which]:.2f}' for times in sizes.values())}"
+        for which in (PLAIN, PRIVATE)
+    )
+    more = [size for size in sizes if size > cores]
+    beyond = f" ({', '.join(map(str, more))} processes share {cores} cores: no gain is to be had)" if more else ""
+    return f"times as fast by {' → '.join(map(str, sizes))} processes: {told}{beyond}"
 
 
 def _line(size: int, row: dict[str, Any], pair: tuple[str, str]) -> str:
     plain, private = (1000 * row["seconds"][which] for which in pair)
     sent, peaks = ([row[of][which] / 1e6 for which in pair] for of in ("bytes", "peak_bytes"))
+    most = row["most_bytes"][pair[1]] / 1e6
     low, high = row["quartiles"]
     return (
         f"{size:9d}  {plain:13.0f} ms  {private:4.0f} ms  {row['ratio']:5.2f} ({low:.2f}-{high:.2f})"
-        f"  {sent[0]:14.3f}, {sent[1]:7.3f}  {peaks[0]:12.0f}, {peaks[1]:7.0f}"
+        f"  {sent[0]:14.3f}, {sent[1]:7.3f} ({most:.3f})  {peaks[0]:12.0f}, {peaks[1]:7.0f}"
     )
 
 
@@ -113,22 +136,27 @@ def _measure(rank: int, size: int, folder: str, name: str, steps: int, which: tu
 
 
 def _timed(ready: dict[str, tuple[Step, Callable[[], int]]], steps: int) -> dict[str, Any]:
-    """Median seconds and bytes of each contender, and the median of the ratios of steps that followed each other."""
+    """Medians of seconds and bytes of each contender (and most bytes: those of a step with a look), and of the ratios
+    of steps that followed each other."""
     for step, _ in ready.values():
-        step(), step()
+        for _ in range(UNTIMED):
+            step()
     seconds: dict[str, list[float]] = {which: [] for which in ready}
-    before = {which: sent() for which, (_, sent) in ready.items()}
+    bytes_sent: dict[str, list[int]] = {which: [] for which in ready}
     for _ in range(steps):
-        for which, (step, _) in ready.items():
+        for which, (step, sent) in ready.items():
+            before = sent()
             dist.barrier()
             start = time.perf_counter()
             step()
             dist.barrier()
             seconds[which].append(time.perf_counter() - start)
+            bytes_sent[which].append(sent() - before)
     ratios = sorted(b / a for a, b in zip(*seconds.values())) if len(seconds) == 2 else []
     return {
         "seconds": {which: statistics.median(times) for which, times in seconds.items()},
-        "bytes": {which: (sent() - before[which]) / steps for which, (_, sent) in ready.items()},
+        "bytes": {which: statistics.median(given) for which, given in bytes_sent.items()},
+        "most_bytes": {which: max(given) for which, given in bytes_sent.items()},
         "ratio": statistics.median(ratios) if ratios else None,
         "quartiles": [ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]] if ratios else None,
     }
