@@ -1,6 +1,7 @@
 """What a step of many processes costs, on paper, from what is measured here: `python benchmarks/scaling.py`.
 
-Measured on one core of this machine: making and adding noise, and drawing coins. Computed: bytes and memory.
+Measured on one core of this machine: making and adding noise, drawing coins, and the accountant. Computed: bytes and
+memory of what lasts through a step (not of activations, which follow from the batch of a process).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from lmdp.accounting import Grid
+from lmdp.accounting import Grid, Ledger, Mechanism, calibrate_noise
 from lmdp.private.noise import Noised, Shared
 from lmdp.processes.group import BUCKET, RECORD
 
@@ -19,6 +20,10 @@ NUMBERS = 5_000_000
 MODELS = {"110 M": 110e6, "1 B": 1e9}
 PROCESSES = (8, 64, 1000)
 EXAMPLES = (1e6, 1e8)
+LARGEST = {"110 M": 24e6, "1 B": 64e6}
+"""Numbers of the word vectors, the largest unit that fully_shard gathers."""
+HELD = 5
+"""Weights, sums, released gradient, and the two averages of Adam: of 4 bytes each."""
 
 
 def seconds(work: Callable[[int], object]) -> float:
@@ -48,10 +53,36 @@ def main() -> None:
                 f"{name:>7s}  {size:9d}  {ring / 1e9:13.2f} GB  {size * RECORD.size / 1e3:15.1f} kB"
                 f"  {(4 * numbers + BUCKET) / 1e9:6.2f} GB  {numbers / 1e6 * of_noise:4.1f} s"
             )
+    print("\nencoder  processes  memory: data parallel  fully_shard, with the largest unit and its sums whole")
+    for name, numbers in MODELS.items():
+        for size in PROCESSES:
+            sharded = 4 * (HELD * numbers / size + 2 * LARGEST[name])
+            print(f"{name:>7s}  {size:9d}  {4 * HELD * numbers / 1e9:18.2f} GB  {sharded / 1e9:8.2f} GB")
     print("\nexamples  coins of a step, whole data  with sharded=True on 64")
     for examples in EXAMPLES:
         whole = examples / 1e6 * of_coins
         print(f"{examples:8.0e}  {whole:25.3f} s  {whole / 64:21.4f} s")
+    charge()
+
+
+def charge() -> None:
+    """Of 10,000 steps at q = 0.001 by both accountants: what one step takes, an epsilon asked for, and calibration."""
+    print("\naccountant  a step charged  an epsilon  calibration")
+    for accountant in ("rdp", "pld"):
+        begin = time.process_time()
+        sigma = calibrate_noise(
+            target_epsilon=8.0, target_delta=1e-6, sample_rate=0.001, steps=10_000, accountant=accountant
+        )
+        calibrated = time.process_time() - begin
+        ledger = Ledger(Mechanism("dpsgd", "none", 1.0, 1.0, sigma, 0.001, 1000.0, accountant), 8.0, 1e-6, 10_000)
+        begin = time.process_time()
+        for _ in range(1000):
+            ledger.check_next()
+            ledger.record_step()
+        step = (time.process_time() - begin) / 1000
+        begin = time.process_time()
+        ledger.epsilon(1e-6)
+        print(f"{accountant:>10s}  {1e6 * step:11.1f} us  {time.process_time() - begin:8.2f} s  {calibrated:9.1f} s")
 
 
 if __name__ == "__main__":
