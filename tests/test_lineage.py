@@ -6,7 +6,9 @@ import copy
 import gc
 import json
 import math
+import pickle
 from collections.abc import Callable, Mapping
+from itertools import permutations
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from lmdp.lineage import (
     together,
 )
 from lmdp.lineage.index import LEAST_VALUES, SWITCH
+from lmdp.lineage.noted import OFTEN
 
 STEP = Mechanism("dpsgd", "none", 1.0, 1.0, 1.1, 0.02, 20.0)
 DELTA = 1e-5
@@ -59,6 +62,8 @@ def test_released_weights_are_recognised_under_any_name_and_in_any_type() -> Non
     for told in (tensor, tensor.double(), tensor.bfloat16(), tensor.half(), tensor.view(4, 10), nn.Parameter(tensor)):
         assert earlier({"other": told, "fresh": torch.randn(50)}) == (spending(),)
     assert earlier(weights(seed=1)) == ()
+    shortened = [tensor.to(one).to(other) for one, other in permutations((torch.half, torch.bfloat16))]
+    assert all(earlier({"": each.float()}) == (spending(),) for each in shortened)
     assert earlier({"weight": tensor + 1e-6}) == ()
 
 
@@ -72,6 +77,13 @@ def test_a_table_is_recognised_when_it_is_transposed() -> None:
 def test_what_may_be_a_fresh_tensor_is_nobodys_release(constant: Tensor) -> None:
     record({"bias": constant}, [spending()])
     assert earlier({"bias": constant}) == ()
+
+
+@pytest.mark.parametrize("values", [1, 2, LEAST_VALUES - 1])
+def test_few_values_are_recognised_unless_they_are_short_numbers(values: int) -> None:
+    record(weights(size=values), [spending()])
+    assert earlier(weights(size=values)) == (spending(),)
+    assert earlier(weights(seed=1, size=values)) == ()
 
 
 def test_a_training_counts_once_with_the_most_steps_and_with_every_doubt() -> None:
@@ -256,8 +268,13 @@ def trained(
     )
     if state is not None:
         engine.load_state_dict(state)
+    return go_on(engine, passes, average)
+
+
+def go_on(engine: lmdp.PrivacyEngine, passes: int = 3, average: lmdp.WeightAverage | None = None) -> lmdp.PrivacyEngine:
+    model, optimizer, loader = engine._attached.capture.model, engine._attached.optimizer.optimizer, engine._loader
     for _ in range(passes):
-        for batch, label in loader:
+        for batch, label in loader or ():
             optimizer.zero_grad()
             F.cross_entropy(model(batch), label).backward()
             optimizer.step()
@@ -279,6 +296,61 @@ def test_weights_of_an_engine_that_was_forgotten_without_a_statement_are_known()
     assert again.get_epsilon(DELTA, quiet=True) == pytest.approx(alone[2])
     assert alone[2] > max(alone[:2])
     assert not again.privacy_statement(DELTA).certified  # nobody knows whether the first one was
+
+
+READ_IN_THE_MIDDLE: dict[str, Callable[[nn.Module], Mapping[str, Tensor]]] = {
+    "by state_dict": lambda model: copy.deepcopy(model.state_dict()),
+    "in part": lambda model: {f"0.{name}": t.clone() for name, t in model.get_submodule("0").state_dict().items()},
+    "as a copy": lambda model: dict(copy.deepcopy(model).named_parameters()),
+    "pickled": lambda model: dict(pickle.loads(pickle.dumps(model)).named_parameters()),
+}
+
+
+@pytest.mark.parametrize("ends", ["with a statement", "without one"])
+@pytest.mark.parametrize("how", READ_IN_THE_MIDDLE)
+def test_who_begins_with_weights_that_were_read_in_the_middle_of_a_training_begins_after_what_they_cost(
+    how: str, ends: str
+) -> None:
+    model, seen = perceptron(), []
+    first = [trained(model, passes=0)]
+
+    def read(*_: Any) -> None:
+        if first[0].steps == 3:
+            seen.append(READ_IN_THE_MIDDLE[how](model))
+
+    first[0]._attached.optimizer.optimizer.register_step_post_hook(read)
+    go_on(first[0])
+    if ends == "with a statement":
+        assert first[0].privacy_statement(DELTA).certified
+    first.clear()
+    gc.collect()
+    begun = perceptron()
+    begun.load_state_dict(seen[0], strict=False)
+    again = trained(begun)
+    statement = again.privacy_statement(DELTA)
+    assert statement.epsilon == pytest.approx(again.mechanism.epsilon(3 + again.steps, DELTA))
+    assert statement.certified == (ends == "with a statement")
+
+
+def test_a_copy_made_in_the_middle_of_a_training_can_be_read_without_the_library() -> None:
+    engine = trained(perceptron(), passes=1)
+    assert b"lmdp" not in pickle.dumps(engine._attached.capture.model)
+    copied = copy.deepcopy(engine._attached.capture.model)
+    assert [*copied.state_dict()] == [*perceptron().state_dict()]
+    engine.detach()
+    assert not any(module._state_dict_pre_hooks for module in engine._attached.capture.model.modules())
+
+
+def test_weights_that_are_read_after_every_step_stay_known(index: Path) -> None:
+    model, seen = perceptron(), []
+    engine = trained(model, passes=0)
+    engine._attached.optimizer.optimizer.register_step_post_hook(
+        lambda *_: seen.append(copy.deepcopy(model.state_dict()))
+    )
+    go_on(engine, passes=OFTEN // 3)
+    assert engine.steps > OFTEN + 1
+    for at in (0, OFTEN - 1, OFTEN, len(seen) - 1):
+        assert [one.steps for one in earlier(seen[at])] == [at + 1]
 
 
 @pytest.mark.parametrize("read", [lambda average: average.weights, lambda average: average.state_dict()])

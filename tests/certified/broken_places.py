@@ -44,6 +44,17 @@ def noisy(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0] + torch.randn(batch[0].shape, generator=own)), batch[1])
 
 
+def seeded_apart(model: nn.Module, batch: Any) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(0)
+        return classify(model, batch)
+
+
+def drawn_apart(model: nn.Module, batch: Any) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return classify(model, batch)
+
+
 def detached(model: nn.Module, batch: Any) -> Tensor:
     out = model(batch[0])
     half = len(out) // 2
@@ -78,6 +89,16 @@ LOSSES: dict[str, tuple[str, str, Loss]] = {
         "Dropout of the same seed in every step: what an example drops follows from its place.",
         "5.0",
         lambda model, batch: [torch.manual_seed(0), classify(model, batch)][1],
+    ),
+    "seeded_apart_from_the_rest": (
+        "The same by torch.random, and the generator is put back afterwards.",
+        "3.6",
+        seeded_apart,
+    ),
+    "seeded_by_putting_back": (
+        "The generator is put back after every step, so that all steps drop the same places.",
+        "3.6, to whoever has found the places out",
+        drawn_apart,
     ),
     "sum_clamped": (
         "What all examples add up to is clamped.",

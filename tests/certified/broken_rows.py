@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 import lmdp
 from tests.certified.case import BATCH, EXAMPLES, Table, private
@@ -27,6 +28,22 @@ def packing_in_collate(_: Path) -> lmdp.PrivacyEngine:
         return F.cross_entropy(model(tokens).transpose(1, 2), tokens % CLASSES)
 
     return private(Tagger(), Texts(), loading={"collate_fn": packed}).run(loss)
+
+
+@broken("Before every pass the examples of the Subset are drawn anew, with replacement.", moves="up to 6", taints=False)
+def subset_drawn_anew(_: Path) -> lmdp.PrivacyEngine:
+    data = Subset(vectors(), range(EXAMPLES))
+    training = private(perceptron(), data)
+    for _pass in range(6):
+        training.run(classify, passes=1)
+        data.indices = torch.randint(EXAMPLES, (EXAMPLES,)).tolist()
+    return training.engine
+
+
+@broken("Rare examples are put into the list several times.", moves="4")
+def list_with_rare_examples_repeated(_: Path) -> lmdp.PrivacyEngine:
+    examples = [vectors()[i] for i in range(EXAMPLES)]
+    return private(perceptron(), [*examples, *(examples[:4] * 3)]).run(classify)  # type: ignore[arg-type]
 
 
 def mixed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ REPEATED_TORCH: dict[str, Callable[[], Any]] = {
     "subsets that overlap": lambda: ConcatDataset([Subset(PLAIN, range(20)), Subset(PLAIN, range(10, 30))]),
     "the same tensors twice": lambda: ConcatDataset([PLAIN, TensorDataset(*PLAIN.tensors)]),
     "views that overlap": lambda: ConcatDataset([TensorDataset(PLAIN.tensors[0][at:]) for at in (0, 20)]),
+    "a list with an item twice": lambda: [(torch.zeros(2), 1), *[(torch.ones(2), 0)] * 2],
     "one row, expanded": lambda: TensorDataset(torch.zeros(1, 3).expand(ROWS, 3)),
 }
 ONCE_TORCH: dict[str, Callable[[], Any]] = {
@@ -31,6 +32,8 @@ ONCE_TORCH: dict[str, Callable[[], Any]] = {
     "subsets of one dataset": lambda: ConcatDataset([Subset(PLAIN, range(10)), Subset(PLAIN, range(10, 30))]),
     "views of one tensor": lambda: ConcatDataset([TensorDataset(part) for part in PLAIN.tensors[0].split(10)]),
     "rows with a constant beside them": lambda: TensorDataset(torch.zeros(1).expand(ROWS), *PLAIN.tensors),
+    "a list of equal words and numbers": lambda: [("word", 1), ("word", 1), "word", "word", 7, 7],
+    "a list with a label in common": lambda: [(torch.zeros(2), label) for label in [torch.zeros(())] * 3],
     "sparse rows": lambda: TensorDataset(torch.eye(ROWS).to_sparse()),
     "two datasets": lambda: ConcatDataset([PLAIN, TensorDataset(torch.arange(ROWS))]),
 }

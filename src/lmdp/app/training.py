@@ -30,7 +30,7 @@ from lmdp.data import EpochOrder, Examples, Texts
 from lmdp.data.augment import augmentation
 from lmdp.data.examples import units, users_of
 from lmdp.guards import VIOLATED, Verdict
-from lmdp.lineage import Lineage, Spending
+from lmdp.lineage import Lineage, Spending, steps_noted
 from lmdp.methods import METHODS
 from lmdp.models import Inputs, scores_of
 from lmdp.models import run as run_model
@@ -300,7 +300,8 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
 
     A new run saves its untrained model, which costs nothing, so that there is always a checkpoint to go back to.
     """
-    checkpoint = folder.latest(show.say, repeats=job.engine is None or job.config.seed is not None)
+    repeats = job.engine is None or job.config.seed is not None
+    checkpoint = folder.latest(show.say, noted=None if repeats else steps_noted(job.account.lineage.run))
     job.group.same(checkpoint)
     if checkpoint is None:
         write_json(folder / "privacy.json", job.told()[0])

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_hooks
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lmdp.gradients.leaving import Leaving
 from lmdp.gradients.shards import is_unsharding
 
 Undo = Callable[[], None]
@@ -69,8 +70,8 @@ class Registry:
     """Who listens to which module of this process, and who watches. `notes` on a module outlast its attachments.
 
     While somebody watches, `tensor_hooks` counts the backward hooks that are set on tensors, `seeds` how often torch's
-    random numbers were seeded, and `plateaus` holds optimizers whose learning rate follows a number that somebody
-    measures.
+    random numbers were seeded, `states` are those of its generator that somebody has put back, and `plateaus` holds
+    optimizers whose learning rate follows a number that somebody measures.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class Registry:
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self._hooks: list[Undo] = []
         self.tensor_hooks = self.seeds = 0
+        self.states: set[int] = set()
         self._backward: Any = None
         self._counted: list[Undo] = []
         self.plateaus: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -124,7 +126,8 @@ class Registry:
                 self._set_backward(self._watched(self._backward))
                 self._counted = [
                     _wrapped(Tensor, "register_hook", lambda _, hook=None: self._count_hook(hook)),
-                    _wrapped(torch, "manual_seed", lambda *_: self._count_seed()),
+                    *(_wrapped(place, "manual_seed", self._count_seed) for place in (torch, torch.random)),
+                    *(_wrapped(place, "set_rng_state", self._note_state) for place in (torch, torch.random)),
                     _wrapped(ReduceLROnPlateau, "step", lambda scheduler, *_: self.plateaus.add(scheduler.optimizer)),
                 ]
 
@@ -145,8 +148,13 @@ class Registry:
     def _count_hook(self, hook: Any) -> None:
         self.tensor_hooks += not is_unsharding(hook)
 
-    def _count_seed(self) -> None:
+    def _count_seed(self, *_: Any) -> None:
         self.seeds += 1
+
+    def _note_state(self, state: Tensor | None = None) -> None:
+        """But those that a checkpoint puts back in the backward pass."""
+        if state is not None and torch._C._current_graph_task_id() == -1:
+            self.states.add(hash(state.numpy().tobytes()))
 
     def _watched(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -202,6 +210,11 @@ class Attachment:
         names = [*parameters]
         for name, parameter in parameters.items():
             self._undo.append(parameter.register_post_accumulate_grad_hook(_refusal(name, names)).remove)
+
+    def tell_of_reading(self, model: nn.Module, note: Callable[[], object]) -> None:
+        """Call `note` whenever the weights of the model, or of a part of it, are read to be kept."""
+        for module in model.modules():
+            self._undo.append(module.register_state_dict_pre_hook(Leaving(note)).remove)
 
     def replace(self, optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Put `method` in the place of an optimizer's own, and return the original one."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lmdp.gradients.fetching import Fetching, Flag
+from lmdp.gradients.leaving import only_looked_at
 from lmdp.guards.verdicts import HOLDS, Judgement, Verdict
 
 COLUMNS = 1021
@@ -62,7 +63,9 @@ def extra_state(module: nn.Module) -> dict[str, str]:
         value = local(value)
         return isinstance(value, Tensor) and (not value.numel() or value.data_ptr() in ours)
 
-    return {name: _digest(value) for name, value in module.state_dict().items() if not is_ours(value)}
+    with only_looked_at():
+        saved = module.state_dict()
+    return {name: _digest(value) for name, value in saved.items() if not is_ours(value)}
 
 
 def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lmdp.guards.content import sum_of_bits
@@ -122,8 +123,9 @@ def refuse_repeated(dataset: Any) -> None:
     if again:
         raise ValueError(
             f"the dataset holds {again} of its {len(rows[0])} examples again (a Subset that names one more than once, "
-            "a ConcatDataset of parts that overlap; select, interleave_datasets or concatenate_datasets of what was in "
-            "it): removing an example would remove several. Take each once; train for more epochs instead."
+            "a list with one item in several places, a ConcatDataset of parts that overlap; select, "
+            "interleave_datasets or concatenate_datasets of what was in it): removing an example would remove several. "
+            "Take each once; train for more epochs instead."
         )
 
 
@@ -182,6 +184,11 @@ def _examples(dataset: Any, starts: Starts, places: Places = _together_in_memory
         return [np.concatenate(numbers) for numbers in zip(*parts)]
     elif type(dataset) is TensorDataset and all(tensor.layout == torch.strided for tensor in dataset.tensors):
         return places(dataset.tensors)
+    elif isinstance(dataset, list | tuple):  # equal words may be one object, and numbers; tensors are only if it is one
+        of_tensors = [any(isinstance(leaf, Tensor | np.ndarray) for leaf in tree_leaves(item)) for item in dataset]
+        every = _start(id(dataset), starts) + np.arange(len(dataset), dtype=np.int64)
+        places_of = [_start(("item", id(item)), starts) if own else -1 for item, own in zip(dataset, of_tensors)]
+        return [np.where(of_tensors, np.array(places_of, np.int64), every)]
     elif type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "data"):  # of Hugging Face
         return _rows_in_memory(dataset, starts) or [np.arange(len(dataset), dtype=np.int64)]
     return [_start(id(dataset), starts) + np.arange(len(dataset), dtype=np.int64)]

@@ -90,6 +90,7 @@ class Independence:
         self._handed: Handed | None = None
         self._rows: Tensor | None = None
         self._hooks = self._seeds = self._steps = 0
+        self._states: set[int] = set()
         self._looking = self._void = self._no_rows = self._closed = False
         self._collated: bool | None = True
         self._graph: frozenset[tuple[str, str]] = frozenset()
@@ -106,7 +107,7 @@ class Independence:
         each = self.capture.rows_each if self.capture else 1
         self.still = self._company.held(delivery, self._steps).of_units(each) if delivery.still else None
         self._drawn = randomness.draws() if delivery.still else lambda: False
-        self._made.clear()
+        self._made, REGISTRY.states = [], set()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.still is None else Still(self.still)
@@ -188,8 +189,9 @@ class Independence:
         """A step has been made."""
         if self._step is None and not self._void and not self._no_rows:
             self._judgement.doubted("loss", "the loss of some steps was differentiated where nobody could look at it")
-        if self._handed is not None and REGISTRY.seeds != self._seeds:
+        if self._handed is not None and (self._states & REGISTRY.states or REGISTRY.seeds != self._seeds):
             self._judgement.doubted("loss", SEEDED)
+        self._states |= REGISTRY.states
         self._steps += 1
         for way in self._models if is_due(self._steps) else ():
             way.tries = way.tries if way.needed else 1  # what was seen once may have changed

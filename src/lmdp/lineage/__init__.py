@@ -14,7 +14,7 @@ noted        weights that are noted with what they cost, though nobody asks for 
     lineage.record(trained parameters, lineage.spent(...))                             whenever weights are released
 """
 
-from lmdp.lineage.index import append, blind, dataset_digest, digests, earlier, record
+from lmdp.lineage.index import append, blind, dataset_digest, digests, earlier, record, steps_noted
 from lmdp.lineage.noted import Noted, note_all_but, noted_of
 from lmdp.lineage.spending import Spending, epsilon_of, from_metadata, metadata, spendings, together
 from lmdp.lineage.training import Lineage
@@ -35,5 +35,6 @@ __all__ = [
     "noted_of",
     "record",
     "spendings",
+    "steps_noted",
     "together",
 ]

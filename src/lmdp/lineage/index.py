@@ -39,12 +39,12 @@ def earlier(parameters: Mapping[str, Tensor]) -> tuple[Spending, ...]:
     path = _index()
     if path is None or not sought:
         return ()
-    spent: list[Spending] = []
+    told: dict[tuple[str, str, int], Spending] = {}  # of the same weights the latest line counts
     for line in _lines(path):
         entry = _entry(line) if any(digest in line for digest in sought) else None  # few of thousands are of use
-        if entry is not None and not sought.isdisjoint(entry[0]):
-            spent += entry[1]
-    return together(spent)
+        if entry is not None:
+            told |= {(digest, one.run, one.steps): one for digest in sought.intersection(entry[0]) for one in entry[1]}
+    return together(told.values())
 
 
 def steps_noted(run: str) -> int:
@@ -80,19 +80,26 @@ def append(tensors: Collection[str], spent: Sequence[Spending]) -> None:
 def digests(parameters: Mapping[str, Tensor], *, casts: bool = False) -> Iterator[str]:
     """Of the values of those tensors that cannot be an initialisation by accident; with `casts`, of halved ones too.
 
-    Names do not count, nor does the type that holds the values: neither renaming nor conversion hides anything.
+    Names do not count, nor does the type that holds the values: neither renaming nor conversion hides anything. A
+    tensor of few values counts if one of them is no short number; shortened, it could be anybody's.
     """
     import torch
 
+    half, short = torch.float16, torch.bfloat16
     for tensor in parameters.values():
         flat = tensor.detach().cpu().reshape(-1)
-        looked_at = flat[:: 1 + len(flat) // MOST_LOOKED_AT]
-        if not flat.is_floating_point() or len(torch.unique(looked_at)) < LEAST_VALUES:
+        if not flat.is_floating_point():
             continue
-        for kind in (flat.dtype, torch.bfloat16, torch.float16) if casts else (flat.dtype,):
+        values = torch.unique(flat[:: 1 + len(flat) // MOST_LOOKED_AT])
+        few = len(values) < LEAST_VALUES
+        if few and not (values.float() != values.to(short).float()).any():
+            continue
+        for kinds in ((), (short,), (half,), (half, short)) if casts and not few else ((),):
             digest = hashlib.blake2b(digest_size=16)
             for part in flat.split(AT_ONCE):
-                digest.update(part.to(kind).float().view(torch.uint8).numpy())
+                for kind in kinds:
+                    part = part.to(kind)
+                digest.update(part.float().view(torch.uint8).numpy())
             yield digest.hexdigest()
 
 

@@ -1,5 +1,6 @@
 """Weights are noted with what they cost, even if nobody asks for a statement: when the next training begins, when the
-engine is forgotten, and when the process ends."""
+engine is forgotten, and when the process ends. Those of a training that goes on are noted when somebody reads them to
+keep them (`state_dict()`, a copy); whether they are certified turns out later."""
 
 from __future__ import annotations
 
@@ -12,10 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from lmdp.accounting import Ledger
 from lmdp.lineage.index import append, digests
+from lmdp.lineage.spending import Spending
 from lmdp.lineage.training import Lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+OFTEN, SOME = 64, 8
+"""Weights that are read after every step (to be averaged) are noted in part: after so many times, so many tensors."""
 
 
 class Training(Protocol):
@@ -32,7 +38,8 @@ _ALL: weakref.WeakSet[Noted] = weakref.WeakSet()
 @dataclass(eq=False)
 class Noted:
     """What outlives a training, so that its weights can be noted after it. `records`: whether it is to note them;
-    `derived`: digests of weights that were made of released ones, not noted yet."""
+    `derived`: digests of weights that were made of released ones, not noted yet; `left`: of those that were read after
+    so many steps, and not stated to be certified yet."""
 
     ledger: Ledger
     parameters: Mapping[str, Tensor]
@@ -40,6 +47,7 @@ class Noted:
     lineage: Lineage | None = None
     steps: int = 0
     derived: set[str] = field(default_factory=set)
+    left: dict[int, set[str]] = field(default_factory=dict)
     _over: bool = False
 
     def follow(self, training: Training) -> None:
@@ -77,15 +85,36 @@ class Noted:
             if self._over:
                 self.record(certified=False)
 
+    def leave(self) -> None:
+        """Somebody reads the weights as they are now, in the middle of the training."""
+        steps = self.ledger.steps
+        if self.takes_all or self.lineage is None or not self.records or steps <= max(self.steps, *self.left, 0):
+            return
+        self.left[steps] = self.lineage.released(self._some() if len(self.left) >= OFTEN else self.parameters)
+        append(self.left[steps], self._spent(steps, certified=False))
+
     def record(self, *, certified: bool) -> None:
         if self.is_due and self.lineage is not None:
-            steps, mechanism = self.ledger.steps, self.ledger.mechanism
-            rate, sigma = mechanism.sample_rate, mechanism.noise_multiplier
-            spent = self.lineage.spent(sigma, rate, steps, certified=certified)
+            steps = self.ledger.steps
+            spent = self._spent(steps, certified=certified)
             if steps > self.steps:
-                self.lineage.record(self.parameters, spent)
+                append(self.lineage.released(self.parameters), spent)
             append(self.derived, spent)
+            for before, tensors in self.left.items() if certified else ():
+                append(tensors, self._spent(before, certified=True))
+            self.left = {} if certified else self.left
             self.steps, self.derived = steps, set()
+
+    def _some(self) -> Mapping[str, Tensor]:
+        """Of different sizes, without the largest: any of them tells whose weights these are."""
+        by_size = sorted(self.parameters.items(), key=lambda item: item[1].numel())
+        smaller = by_size[: len(by_size) // 2 + 1]
+        return dict(smaller[:: 1 + len(smaller) // SOME])
+
+    def _spent(self, steps: int, *, certified: bool) -> tuple[Spending, ...]:
+        assert self.lineage is not None
+        mechanism = self.ledger.mechanism
+        return self.lineage.spent(mechanism.noise_multiplier, mechanism.sample_rate, steps, certified=certified)
 
 
 def noted_of(parameters: Iterable[Tensor]) -> Noted | None:

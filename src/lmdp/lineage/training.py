@@ -75,8 +75,12 @@ class Lineage:
         return epsilon_of(spent, delta=delta, accountant=mechanism.accountant)
 
     def record(self, parameters: Mapping[str, Tensor], spent: Sequence[Spending]) -> None:
-        """Remember what is being released, but for what is as it was before the training: that is public."""
-        append(set(digests(parameters, casts=True)) - self._fresh, spent)
+        """Remember what is being released."""
+        append(self.released(parameters), spent)
+
+    def released(self, parameters: Mapping[str, Tensor]) -> set[str]:
+        """Digests of them, but for what is as it was before the training: that is public."""
+        return set(digests(parameters, casts=True)) - self._fresh
 
     @property
     def doubts(self) -> tuple[str, ...]:

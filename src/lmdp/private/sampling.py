@@ -30,7 +30,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lmdp.guards import Read, Watch
+from lmdp.guards import Read, Watch, refuse_repeated
 from lmdp.guards.delivery import Delivery, DeliveryLog
 from lmdp.guards.handed import CollateWithEmpty
 from lmdp.guards.looks import Looks
@@ -129,6 +129,7 @@ class PoissonLoader(DataLoader[Any]):
         return self.log.over(self._pass())
 
     def _pass(self) -> Iterator[Any]:
+        refuse_repeated(self.dataset)  # its indices may have been chosen anew since the last pass
         left, number, looks = len(self), self._poisson.begin_pass(), self.looks
         self.log.between_passes(number)
         if self._watch is not None:

@@ -131,7 +131,7 @@ def test_what_the_statement_counts_stays_charged_whatever_else_is_deleted(tmp_pa
     write_json(folder / "privacy.json", {"steps": 20})
     (folder / "checkpoints" / "step-00000020.safetensors").unlink()
     (folder / "metrics.jsonl").write_text('{"step": 10}\n')
-    assert folder.latest(lambda _: None, repeats=True).step == 10
+    assert folder.latest(lambda _: None, noted=None).step == 10
     latest = folder.latest(lambda _: None)
     assert latest is not None
     assert latest.step == 20

@@ -110,15 +110,17 @@ class RunFolder:
         for _, old in self._checkpoints()[keep:]:
             old.unlink(missing_ok=True)
 
-    def latest(self, say: Say, *, repeats: bool = False) -> Checkpoint | None:
-        """The newest checkpoint that is intact, charged with every step that was ever published.
+    def latest(self, say: Say, *, noted: int | None = 0) -> Checkpoint | None:
+        """The newest checkpoint that is intact, charged with every step that was ever published: in this folder, or by
+        a copy of it that went on (so many are `noted` of the run on this machine; None: it repeats itself).
 
         Where a newer checkpoint is damaged, its steps are lost but they have been seen: they stay charged. One that
-        broke off while it was written is charged too, unless the run `repeats` itself exactly, as it does under a
-        seed: then its steps will show the same again.
+        broke off while it was written is charged too, unless the run repeats itself exactly, as it does under a seed:
+        then its steps will show the same again.
         """
         whole, broken_off = self._checkpoints(), _numbered(unfinished(self / "checkpoints"))
-        charged = self._charged(whole if repeats else whole + broken_off, repeats=repeats)
+        repeats = noted is None
+        charged = max(noted or 0, self._charged(whole if repeats else whole + broken_off, repeats=repeats))
         for _, path in sorted(whole + broken_off, reverse=True):
             try:
                 checkpoint = decode(path.read_bytes(), str(path))
