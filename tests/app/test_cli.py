@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,28 @@ def test_an_interrupted_run_is_continued_to_its_end_and_counts_every_step(
     assert cli.main(["train", "--out", "run", "--resume", "--quiet"]) == 0
     assert calls == list(range(1, 9))
     assert json.loads(Path("run/privacy.json").read_text())["steps"] == 8
+
+
+def test_a_copy_of_a_run_folder_is_charged_with_the_steps_that_the_run_has_made_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmdp.app import training
+
+    private, calls = make_npz(tmp_path / "private.npz"), []
+
+    def interrupting(job: training.Job) -> bool:
+        calls.append(job.steps)
+        if job.steps in (3, 5):
+            signal.raise_signal(signal.SIGINT)
+        return job.steps == job.total
+
+    monkeypatch.setattr(training, "evaluation_due", interrupting)
+    assert cli.main(["train", *SMALL, "--data", private, "--out", "run", "--quiet"]) == 130
+    shutil.copytree("run", "copy")
+    assert cli.main(["train", "--out", "run", "--resume", "--quiet"]) == 130
+    assert cli.main(["train", "--out", "copy", "--resume", "--quiet"]) == 0
+    assert calls == list(range(1, 9))  # three by the copy
+    assert json.loads(Path("copy/privacy.json").read_text())["steps"] == 8
 
 
 def test_batches_in_parts_are_one_step_each(tmp_path: Path) -> None:

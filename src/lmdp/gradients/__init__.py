@@ -7,6 +7,7 @@
 Read in this order:
 
     attach     what is done to torch, optimizer, parameters and process, and how it is undone
+    leaving    weights that are read in the middle of a training
     contract   what a rule takes and gives
     call       one call of a module, until its output gradients arrive
     capture    one forward and one backward pass: each module's input and output gradient

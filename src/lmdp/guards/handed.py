@@ -187,7 +187,7 @@ def _examples(dataset: Any, starts: Starts, places: Places = _together_in_memory
     elif isinstance(dataset, list | tuple):  # equal words may be one object, and numbers; tensors are only if it is one
         of_tensors = [any(isinstance(leaf, Tensor | np.ndarray) for leaf in tree_leaves(item)) for item in dataset]
         every = _start(id(dataset), starts) + np.arange(len(dataset), dtype=np.int64)
-        places_of = [_start(("item", id(item)), starts) if own else -1 for item, own in zip(dataset, of_tensors)]
+        places_of = [_start(("item", id(item)), starts) if held else -1 for item, held in zip(dataset, of_tensors)]
         return [np.where(of_tensors, np.array(places_of, np.int64), every)]
     elif type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "data"):  # of Hugging Face
         return _rows_in_memory(dataset, starts) or [np.arange(len(dataset), dtype=np.int64)]

@@ -89,8 +89,7 @@ class Independence:
         self._step: tuple[Way, Way] | None = None
         self._handed: Handed | None = None
         self._rows: Tensor | None = None
-        self._hooks = self._seeds = self._steps = 0
-        self._states: set[int] = set()
+        self._hooks, self._seeds, self._steps, self._states = 0, 0, 0, set[int]()
         self._looking = self._void = self._no_rows = self._closed = False
         self._collated: bool | None = True
         self._graph: frozenset[tuple[str, str]] = frozenset()
