@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_hooks
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lmdp.gradients.leaving import Leaving
+from lmdp.gradients.leaving import Keeper, Leaving
 from lmdp.gradients.shards import is_unsharding
 
 Undo = Callable[[], None]
@@ -211,10 +211,10 @@ class Attachment:
         for name, parameter in parameters.items():
             self._undo.append(parameter.register_post_accumulate_grad_hook(_refusal(name, names)).remove)
 
-    def tell_of_reading(self, model: nn.Module, note: Callable[[], object]) -> None:
-        """Call `note` whenever the weights of the model, or of a part of it, are read to be kept."""
+    def tell_of_reading(self, model: nn.Module, keeper: Keeper) -> None:
+        """Tell the keeper whenever the weights of the model, or of a part of it, are read to be kept."""
         for module in model.modules():
-            self._undo.append(module.register_state_dict_pre_hook(Leaving(note)).remove)
+            self._undo.append(module.register_state_dict_pre_hook(Leaving(keeper)).remove)
 
     def replace(self, optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Put `method` in the place of an optimizer's own, and return the original one."""

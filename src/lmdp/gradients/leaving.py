@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 _OURS: list[object] = []
 
@@ -20,15 +20,21 @@ def only_looked_at() -> Iterator[None]:
         _OURS.pop()
 
 
+class Keeper(Protocol):
+    """Of what was read."""
+
+    def leave(self) -> None: ...
+
+
 class Leaving:
-    """A hook of a module's `state_dict`. It calls the method `note`, of somebody whom it does not keep alive.
+    """A hook of a module's `state_dict`. It tells a keeper, whom it does not keep alive.
 
     It is a part of the module, and so is copied and pickled with it: that tells, too. A copy has none, but what takes
     the same arguments and does nothing, and can be read without this library.
     """
 
-    def __init__(self, note: Callable[[], object]) -> None:
-        self._note = weakref.WeakMethod(note)
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = weakref.ref(keeper)
 
     def __call__(self, module: Any, prefix: str, keep_vars: bool) -> None:
         self._tell()
@@ -38,6 +44,6 @@ class Leaving:
         return type, (slice(None),)
 
     def _tell(self) -> None:
-        note = self._note()
-        if note is not None and not _OURS:
-            note()
+        keeper = self._keeper()
+        if keeper is not None and not _OURS:
+            keeper.leave()

@@ -41,7 +41,7 @@ class Run:
         self.held, self._continues, self._warned = self.step.options.held, "", False
         self._noted = Noted(self.ledger, self.held.trained(), self.lineage is None)
         self._noted.follow(self)
-        self.capture.attachment.tell_of_reading(self.capture.model, self._noted.leave)
+        self.capture.attachment.tell_of_reading(self.capture.model, self._noted)
         self.watch.at_begin = self._begin
         self.watch.at_rest = self.held.settle if self.held.sharded else self.watch.at_rest
         for assumption, why in self.population.doubts:
