@@ -52,8 +52,8 @@ class Config:
 
     model: str = text(
         "s-cnn",
-        "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, tanh-cnn, tanh-cnn-deep, or module:factory of your own; "
-        "timm:NAME; for texts tiny-encoder, hf:FOLDER (its weights are taken to be public) or hf-config:FILE",
+        "s-cnn, d-cnn, resnet18, resnet18-imagenet, vgg16, tanh-cnn, tanh-cnn-deep, scatter-linear, scatter-cnn, or "
+        "module:factory of your own; timm:NAME; for texts tiny-encoder, hf:FOLDER (public weights) or hf-config:FILE",
     )
     task: str = text(
         "classify",

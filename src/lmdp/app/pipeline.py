@@ -23,6 +23,7 @@ from lmdp.app.reports import short, story, tpr_limit, write_report
 from lmdp.app.runs import Card, RunFolder, load_model, write_json
 from lmdp.app.serving import built, write_card
 from lmdp.app.shares import handed_out
+from lmdp.app.staged import computed, said_of_stage
 from lmdp.audit import Reference
 from lmdp.audit.model import audit as audit_model
 from lmdp.audit.model import audit_embeddings
@@ -158,6 +159,8 @@ def train(
             group.same(Beginning(config, risk, account.lineage.run, None if planting is None else planting.key))
         if METHODS[config.method].private and (parted := said_of_parts(config, model, source.train)):
             show.say(parted)
+        if said := said_of_stage(config, model, source.train):
+            show.say(said)
         job = training.prepare(config, model, source.train, risk=risk, public=public, account=account, group=group)
         begin(account, members, planting, folder)
         write_card(folder, job.config, source, model)
@@ -166,7 +169,8 @@ def train(
         folder.begin(job.config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
-        training.run(job, folder, None if source.test is None else source.test.tensors(), show)
+        test = None if source.test is None else computed(config, model, source.test).tensors()
+        training.run(job, folder, test, show)
         labels = [] if source.test is None else source.test.labels.tolist()
         if note := planning.like_chance(folder.metrics()[-1], labels):
             show.say(note)

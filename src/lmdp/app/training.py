@@ -24,6 +24,7 @@ from lmdp.app.parts import parts_of
 from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
+from lmdp.app.staged import computed
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
 from lmdp.data import EpochOrder, Examples, Texts
@@ -184,7 +185,7 @@ def prepare(
     With `diagnostics`, the engine keeps numbers of un-noised gradients: not private, for experiments on public data.
     """
     account, group = account or Account(Lineage({})), group or Group()
-    private = cast(Dataset[Any], private)
+    private = cast(Dataset[Any], computed(config, model, private))
     size = units(private)
     config = suited(config, size, trainable(model))
     batch, method = config.batch_for(size), METHODS[config.method]

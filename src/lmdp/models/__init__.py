@@ -1,4 +1,5 @@
-"""The four models of the paper, with GroupNorm wherever a norm is used, two small ones with tanh, and one for texts.
+"""The four models of the paper, with GroupNorm wherever a norm is used, two small ones with tanh, two on features that
+nobody has learnt, and one for texts.
 
 For any input size and number of classes.
 
@@ -7,6 +8,7 @@ parts      what there is a choice of: the activation, and the kind of convolutio
 cnn        the shallow and the deep convolutional network, S-CNN and D-CNN, and a deep one with linear layers
 resnet     ResNet-18
 vgg        VGG-16
+scattering fixed wavelet features of images, a linear and a small convolutional model on top of them
 encoder    a small transformer for texts
 hub        models of transformers and timm, and adapters of peft
 running    build a model from a seed, run it where it lives, count what it gets right
@@ -19,6 +21,7 @@ from lmdp.models.parts import ACTIVATIONS, Parts
 from lmdp.models.registry import MODELS, TEXT_MODELS, build, check_name
 from lmdp.models.resnet import ResNet18
 from lmdp.models.running import Inputs, accuracy, device_of, evaluation, fresh, main_tensor, run, scores_of
+from lmdp.models.scattering import ScatterCNN, Scattering, ScatterLinear, Staged
 from lmdp.models.vgg import VGG16
 
 __all__ = [
@@ -34,6 +37,10 @@ __all__ = [
     "Inputs",
     "Parts",
     "ResNet18",
+    "ScatterCNN",
+    "ScatterLinear",
+    "Scattering",
+    "Staged",
     "TinyEncoder",
     "accuracy",
     "build",

@@ -1,4 +1,4 @@
-"""Models by name: the paper's four, two with tanh, and `module:factory` for a user's own."""
+"""Models by name: the paper's four, two with tanh, two on fixed features, and `module:factory` for a user's own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lmdp.models.encoder import TinyEncoder
 from lmdp.models.hub import CLASSIFY, PREFIXES, Wanted, check_there, from_library
 from lmdp.models.parts import Parts
 from lmdp.models.resnet import ResNet18
+from lmdp.models.scattering import ScatterCNN, ScatterLinear
 from lmdp.models.vgg import VGG16
 
 Shape = tuple[int, ...]
@@ -53,6 +54,16 @@ def _deep_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
     return DeepCNN(shape[0], classes, shape[1:], parts)
 
 
+def _scatter_linear(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    _require_side("scatter-linear", shape, 8)
+    return ScatterLinear(shape[0], classes, shape[1:])
+
+
+def _scatter_cnn(shape: Shape, classes: int, parts: Parts) -> nn.Module:
+    _require_side("scatter-cnn", shape, 8)
+    return ScatterCNN(shape[0], classes, shape[1:], parts)
+
+
 MODELS: dict[str, Builder] = {
     "s-cnn": _s_cnn,
     "d-cnn": _d_cnn,
@@ -61,11 +72,15 @@ MODELS: dict[str, Builder] = {
     "vgg16": _vgg16,
     "tanh-cnn": _tanh_cnn,
     "tanh-cnn-deep": _deep_cnn,
+    "scatter-linear": _scatter_linear,
+    "scatter-cnn": _scatter_cnn,
 }
 TEXT_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"tiny-encoder": TinyEncoder}
 """Of texts: by the number of words that there are, and of classes."""
-WITH_TANH = ("tanh-cnn", "tanh-cnn-deep")
+WITH_TANH = ("tanh-cnn", "tanh-cnn-deep", "scatter-cnn")
 """Models whose activation is tanh unless another is asked for."""
+LINEAR = ("scatter-linear",)
+"""Models without an activation or a convolution to choose."""
 
 
 def build(
@@ -91,7 +106,7 @@ def build(
     check_name(name)
     chosen = ({"activation": activation} if activation else {}) | ({"standardised": True} if standardised else {})
     adapted = {"task": task != CLASSIFY, "lora": lora is not None}
-    if name.startswith(PREFIXES) or name in TEXT_MODELS:
+    if name.startswith(PREFIXES) or name in (*TEXT_MODELS, *LINEAR):
         _refuse_options(name, chosen)
     if not name.startswith(PREFIXES[:2]):
         _refuse_options(name, {key: value for key, value in (("task", task), ("lora", lora)) if adapted[key]})
