@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vjp
 
+from lmdp.gradients.contract import Use
+from lmdp.gradients.standardised import piece
 from lmdp.models import MODELS, build
 from lmdp.models.registry import LINEAR, WITH_TANH
-from lmdp.standardised import StandardisedConv2d, pulled_back, standardised
+from lmdp.standardised import StandardisedConv2d, brought_back, scales_and_filters, standardised
 
 
 def conv(**options: int) -> StandardisedConv2d:
@@ -36,7 +38,9 @@ def test_gradients_at_filters_go_back_to_weights_as_autograd_takes_them(groups: 
     rows = torch.randn(5, *weight.shape, dtype=torch.float64)
     pull = vjp(standardised, weight)[1]
     expected = torch.stack([pull(row)[0] for row in rows])
-    assert torch.allclose(pulled_back(weight, rows), expected, rtol=1e-10, atol=1e-12)
+    scale, filters = scales_and_filters(weight)
+    given = brought_back(filters, rows * scale.view(-1, 1, 1, 1))
+    assert torch.allclose(given, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_weights_that_are_all_alike_give_a_finite_filter() -> None:
@@ -83,3 +87,25 @@ def test_the_shallow_tanh_network_is_the_one_of_the_literature() -> None:
     assert not model.conv1.weight.grad.any()
     deep = build("tanh-cnn-deep", (3, 32, 32), 10)
     assert sum(p.numel() for p in deep.parameters()) == 550_570
+
+
+@pytest.mark.parametrize("faint", [0.0, 1e-6, 1e-3, 1.0])
+def test_a_gradient_that_goes_along_its_filter_is_never_measured_too_small(faint: float) -> None:
+    """In single precision nearly all of it is taken away again: what is left is measured, or too much, and bounded."""
+    torch.manual_seed(0)
+    module, n = StandardisedConv2d(16, 3, 3, bias=False), 64
+    filters = standardised(module.weight.detach()).repeat_interleave(n // 2, 0)[:n]
+    x = 1e3 * (filters + torch.rand(n, 1, 1, 1) + faint * torch.randn(n, 16, 3, 3))
+    g = torch.zeros(n, 3, 1, 1)
+    g[range(n), torch.arange(n) // (n // 2)] = 1
+    use = Use(module, frozenset({"weight"}), x, g, n, (x,), {}, (), (g,))
+    held = piece(use)
+    scale, exactly = scales_and_filters(module.weight.detach().double())
+    rows = (g.double() * scale.view(-1, 1, 1))[..., None] * x.double()[:, None]  # [n, 3, 16, 3, 3]
+    exact = brought_back(exactly, rows).flatten(1).norm(dim=1)
+    norms = held.squared_norms["weight"].sqrt()
+    assert (norms >= exact * (1 - 1e-6)).all()
+    for i in range(0, n, 8):
+        alone = torch.zeros(1, n)
+        alone[0, i] = 1 / norms[i]
+        assert float(held.weighted_sums({"weight": alone})[0]["weight"].norm()) <= 1 + 1e-3

@@ -25,20 +25,19 @@ class StandardisedConv2d(nn.Conv2d):
 
 def standardised(weight: Tensor) -> Tensor:
     """Filters of mean zero and length one (but for ε), in the same shape."""
-    return _parts(weight)[1].view_as(weight)
+    return scales_and_filters(weight)[1].view_as(weight)
 
 
-def pulled_back(weight: Tensor, rows: Tensor) -> Tensor:
-    """Gradients [B, *shape] at the standardised filters → at the weights."""
-    scale, unit = _parts(weight.detach())  # [out, 1], [out, K]
-    g = rows.flatten(2)
-    along = (g * unit).sum(2, keepdim=True)
-    centred = g - g.mean(2, keepdim=True)
-    return centred.sub_(unit * along).mul_(scale).view(rows.shape)
-
-
-def _parts(weight: Tensor) -> tuple[Tensor, Tensor]:
+def scales_and_filters(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """s [out, 1] and ŵ [out, K]."""
     centred = weight.flatten(1)
     centred = centred - centred.mean(1, keepdim=True)
     scale = torch.rsqrt(centred.square().sum(1, keepdim=True) + EPS)
     return scale, centred * scale
+
+
+def brought_back(filters: Tensor, rows: Tensor) -> Tensor:
+    """Gradients [..., *shape] at the filters ŵ [out, K], times their s → at the weights."""
+    g = rows.double().reshape(-1, *filters.shape)
+    along = (g * filters).sum(2, keepdim=True)
+    return (g - g.mean(2, keepdim=True) - filters * along).to(rows.dtype).reshape(rows.shape)

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -156,11 +157,27 @@ activations leave, and cost a third more memory; in smaller ones the sum is read
 """
 
 
+class Held(Protocol):
+    """Per-example gradients of one parameter, however they are held."""
+
+    @property
+    def squared_norms(self) -> Tensor: ...
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]: ...
+
+    def weighted_sums(self, scales: Tensor) -> tuple[Tensor, ...]: ...
+
+    def all(self) -> Tensor: ...
+
+    def without(self, dropped: Tensor) -> Self: ...
+
+
 @dataclass(frozen=True)
 class Stored:
     """Per-example gradients, kept or formed again. The norm and the sum are taken of the very same numbers."""
 
-    rows: Mapping[str, Rows | FormedAgain]
+    rows: Mapping[str, Held]
 
     @property
     def squared_norms(self) -> dict[str, Tensor]:
