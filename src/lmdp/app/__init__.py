@@ -13,6 +13,7 @@ canaries     canaries in the data of a run
 account      what was spent before a run, and whether what it publishes is public
 chosen       an audit of examples that somebody chose, kept beside the run's own
 network      the model of a run: built, begun with given weights, tried out
+staged       what a first stage in which nothing is learnt makes of the examples, computed once
 parts        in how many parts a batch is handed out, where nobody says
 training     one model trained in a run folder, to be stopped and continued at any step
 launched     what torchrun has told this process
