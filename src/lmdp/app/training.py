@@ -43,8 +43,7 @@ from lmdp.units import PerUser, Views
 
 AVERAGE = "average.safetensors"
 SECONDS_BETWEEN_EPSILONS = 2.0
-SHARE_OF_EPSILONS = 0.01
-"""Of the time of a training, at most, for epsilons that only the progress shows."""
+SHARE_OF_EPSILONS = 0.01  # of the time of a training, at most, for epsilons that only the progress shows
 
 
 @dataclass
