@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lmdp.accounting import ACCOUNTANTS, DEFAULT
+from lmdp.app.rules import ALL, AUGMENTATIONS, TASKS, TUNES, USER, check_together
 from lmdp.app.settings import Setting, meet_pieces, number, switch, text, whole
 from lmdp.data.request import anchored
-from lmdp.methods import METHODS, SOURCES, check_unit_gain
+from lmdp.methods import METHODS, SOURCES
 
 PROTOCOLS = ("heldout", "paper")
 """Those of `lmdp.risk`, which needs torch; a test holds the two together."""
@@ -27,21 +28,15 @@ ACTIVATIONS = ("relu", "tanh")
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("constant", "cosine", "warmup")
 """Those of `lmdp.app.descent`, which needs torch too."""
-AUGMENTATIONS = ("flip", "crop")
-"""Those of `lmdp.data.augment`, which needs torch too."""
-TASKS, TEXT_MODELS, HF = ("classify", "embed"), ("hf:", "hf-config:", "tiny-encoder"), "hf:"
-"""Those of `lmdp.models`, which needs torch too, and how models of texts are called."""
+TEXT_MODELS, HF = ("hf:", "hf-config:", "tiny-encoder"), "hf:"
+"""How models of texts are called."""
 TOKENIZERS = ("bytes", "words")
 """Those of `lmdp.data.tokens`, which needs torch too."""
-PRECISIONS, USER = ("float32", "bf16"), "user:"
+PRECISIONS = ("float32", "bf16")
 SUITED, FALLING = 0.6, 0.25
 """q where neither it nor the batch size is given: SUITED / examples^FALLING. 0.1 for a thousand, 0.04 for 54,000."""
 PLAIN = 0.01
 """The same of training without privacy, which needs no large batches."""
-FEWEST_CANARIES = 300
-"""That of `lmdp.audit.planting`, which needs torch too."""
-
-
 SHADOW = "digits"
 """The public data where none is named."""
 
@@ -67,6 +62,13 @@ class Config:
         low=1,
         high=4096,
         optional=True,
+    )
+    tune: str = text(
+        ALL,
+        "of hf models with task = embed: head trains a linear head on the frozen encoder; tangent, begun with the run "
+        "of one (init), adapters of rank 1 to first order. Each text goes through the encoder once",
+        choices=TUNES,
+        unsaid=ALL,
     )
     init: str | None = text(
         None,
@@ -149,7 +151,12 @@ class Config:
     )
     risk: str | None = text(None, "a risk.json for lm; without it every layer counts alike", optional=True)
     risk_as_measured: bool = switch(False, "weigh layers by the risk as measured, noise and all")
-    public: str | None = text(None, "public data for weights = public; the shadow data unless given", optional=True)
+    public: str | None = text(
+        None,
+        "public data for weights = public, the shadow data unless given; and for tune = tangent, sklearn-docs unless "
+        "given",
+        optional=True,
+    )
     epsilon: float = number(5.0, "the privacy budget", low=0, open_low=True)
     delta: float = number(1e-5, "the delta of (epsilon, delta)", low=0, high=1, open_low=True, open_high=True)
     allow_large_delta: bool = switch(False, "allow a delta of 1 / examples or more: not certified")
@@ -247,50 +254,9 @@ class Config:
             object.__setattr__(self, name, setting.check(name, getattr(self, name)))
         if not self.layers:
             object.__setattr__(self, "layers", self._layers_unsaid)
-        names = self.declared_classes
-        if names == 0 or (isinstance(names, tuple) and len(set(names)) < len(names)):
-            raise ValueError(f"classes is {self.classes!r}; it must be a number of at least 1, or names, each once")
-        if self.unit is not None and not (self.unit.startswith(USER) and self.user_column):
-            raise ValueError(f"unit is {self.unit!r}; it must be {USER}COLUMN, the column that says whose each row is")
-        if self.unit is not None and self.canaries and self.canary_kind == "mislabelled":
-            raise ValueError("canaries = mislabelled are rows of users; with unit = user:COLUMN plant noise, or a SPEC")
-        if 0 < self.canaries < FEWEST_CANARIES:
-            raise ValueError(
-                f"canaries is {self.canaries}; it must be 0 or at least {FEWEST_CANARIES}: with fewer there are not "
-                "enough in and out of the training to attack"
-            )
-        if self.batch_size is not None and self.sample_rate is not None:
-            raise ValueError(
-                f"batch_size is {self.batch_size} and sample_rate is {self.sample_rate:g}; give one: it says the other"
-            )
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(
-                f"momentum is {self.momentum:g}, which is of optimizer sgd; {self.optimizer} has one of its own: set "
-                "momentum = 0"
-            )
-        if self.warmup is not None and self.schedule == "constant":
-            raise ValueError(
-                f"warmup is {self.warmup:g}, but schedule = constant has none; choose schedule = warmup or cosine"
-            )
-        if unknown := [name for name in self.augmentations if name not in AUGMENTATIONS]:
-            raise ValueError(f"augment names {unknown[0]!r}; it must be among {', '.join(AUGMENTATIONS)}")
-        if self.views > 1 and self.augment is None:
-            raise ValueError(
-                f"views is {self.views}, but nothing makes them differ; say how, for example augment = "
-                f"{','.join(AUGMENTATIONS)}"
-            )
-        if self.channels == 2:
-            raise ValueError("channels is 2; it must be 1 (grey) or 3 (colour)")
-        if self.noise == "secure" and self.seed is not None:
-            raise ValueError(f"seed is {self.seed}, but noise = secure draws noise that nobody can repeat; choose one")
-        method = METHODS[self.method]
-        if method.reweighted and self.weights not in method.sources:
-            needed = (f"{name} ({'not ' if SOURCES[name].refuted else ''}certified)" for name in method.sources)
-            raise ValueError(f"weights is {self.weights!r}; method {method.name} needs {' or '.join(needed)}")
+        check_together(self)
         if self.public_is_shadow and self.shadow is None:
             object.__setattr__(self, "shadow", SHADOW)
-        if self.unit_gain:
-            check_unit_gain(method, self.weights)
 
     @property
     def declared_classes(self) -> int | tuple[str, ...] | None:
@@ -334,6 +300,7 @@ class Config:
             "standardised": self.weight_standardisation,
             "task": self.task,
             "lora": self.lora,
+            "tune": self.tune,
         }
 
     @property

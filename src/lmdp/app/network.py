@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from lmdp.app.config import HF, Config
+from lmdp.app.rules import HEAD, TANGENT
 from lmdp.app.runs import read_weights
-from lmdp.data import Examples, Source, Texts
+from lmdp.data import Examples, Source, Texts, load
 from lmdp.layers import LayerMap
-from lmdp.models import Inputs, accuracy, build, evaluation, fresh, main_tensor, run
+from lmdp.models import Inputs, Probe, Tangent, accuracy, build, evaluation, fresh, main_tensor, run
 
 EVALUATED_AT_ONCE = 500
+AIMED_BY = 500
+"""Public texts, at most, that say where adapters write (tune = tangent)."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,32 @@ class Network:
     def untrained(self) -> nn.Module:
         """With the weights that training begins with; what is random in them comes from torch's generator."""
         config = self.config
-        model = build(config.model, self.shape, self.classes, vocabulary=self.vocabulary, **config.model_options)
+        options = config.model_options | ({"tune": HEAD} if config.tune == TANGENT else {})
+        model = build(config.model, self.shape, self.classes, vocabulary=self.vocabulary, **options)
         if config.init is not None:
             _fill(model, weights_file(config.init))
+        if config.tune == TANGENT and isinstance(model, Probe):
+            model = self._aimed(Tangent(model))
         if config.freeze is not None:
             freeze(model, config.freeze)
         return placed(model, config.device)
 
+    def _aimed(self, model: Tangent) -> Tangent:
+        config = self.config
+        texts = load(_aimed_by(config), say=lambda _: None, **config.data_options).train
+        if not isinstance(texts, Texts):
+            raise ValueError(f"public is {config.public!r}, which holds no texts; tune = {TANGENT} needs public texts")
+        inputs, _ = texts.take(torch.arange(min(AIMED_BY, len(texts)))).tensors()
+        model.aim(inputs)
+        return model
+
     def fresh(self) -> nn.Module:
         """The same parameters for the same seed, whatever the method, so that methods compare fairly."""
         return fresh(self.untrained, self.config.seed or 0)
+
+
+def _aimed_by(config: Config) -> str:
+    return config.public or "sklearn-docs"
 
 
 def fresh_model(config: Config, source: Source) -> nn.Module:
@@ -114,7 +133,11 @@ def shortened(config: Config) -> contextlib.AbstractContextManager[Any]:
 
 def begun_with(config: Config) -> tuple[str, ...]:
     """What a statement says of weights that were there before the run."""
-    return tuple(
+    aimed = (
+        f"the adapters write where the released head and {AIMED_BY} texts of {_aimed_by(config)} say, which are taken "
+        "to be public",
+    )
+    return (aimed if config.tune == TANGENT else ()) + tuple(
         f"the model began with the weights of {name} (SHA-256 {_digest(weights_file(name))[:16]}): what they were "
         "trained on is covered by this epsilon only as far as private trainings are known to have released them, and "
         "is taken to be public otherwise"

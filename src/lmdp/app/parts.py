@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lmdp.app.config import Config
 from lmdp.app.network import blank, laid_out, shortened
+from lmdp.app.staged import staged_inputs
 from lmdp.data import Images, Texts
 from lmdp.data.examples import units
 from lmdp.models import Inputs, evaluation, run
@@ -26,7 +27,7 @@ def parts_of(config: Config, model: nn.Module, private: Any) -> int | None:
     if config.max_physical_batch_size is not None or not isinstance(private, Images | Texts):
         return config.max_physical_batch_size
     rows = config.user_rows if config.unit is not None else config.views
-    kept = rows * kept_of_one(config, model, blank(private))
+    kept = rows * kept_of_one(config, model, staged_inputs(model, blank(private)))
     fitting = 1 << max(0, (ROOM // max(1, kept)).bit_length() - 1)
     return fitting if fitting < 1.5 * config.batch_for(units(private)) else None  # draws vary: some are larger
 

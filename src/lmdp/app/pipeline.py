@@ -169,7 +169,7 @@ def train(
         folder.begin(job.config)
         if risk is not None:
             write_json(folder / "risk.json", risk.to_dict())
-        test = None if source.test is None else computed(config, model, source.test).tensors()
+        test = None if source.test is None else computed(config, model, source.test, exactly=True).tensors()
         training.run(job, folder, test, show)
         labels = [] if source.test is None else source.test.labels.tolist()
         if note := planning.like_chance(folder.metrics()[-1], labels):

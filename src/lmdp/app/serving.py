@@ -37,7 +37,7 @@ from lmdp.data.tokens import BUILT_IN, tokenizer_for
 from lmdp.layers import LayerMap
 from lmdp.lineage import append, digests, earlier
 from lmdp.membership.served import embed
-from lmdp.models import Inputs, build, encoder_of, fresh, merged
+from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged
 from lmdp.private import PrivacyStatement
 
 STATEMENTS = ("privacy.json", "privacy-card.md")
@@ -217,7 +217,7 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
         )
     try:
         from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+        from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     except ImportError as error:
         raise ValueError(f"form {SENTENCES} needs the package: pip install 'lmdp[hf]'") from error
     held = loaded.model.state_dict()
@@ -229,7 +229,8 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
     described.save_pretrained(str(parts))
     tokenizer_for(card.tokenizer or "").save(parts)
     words = Transformer(str(parts), max_seq_length=card.shape[0])
-    SentenceTransformer(modules=[words, Pooling(described.config.hidden_size)], device="cpu").save(str(to))
+    length = [Normalize()] if isinstance(loaded.model, Probe) else []
+    SentenceTransformer(modules=[words, Pooling(described.config.hidden_size), *length], device="cpu").save(str(to))
     shutil.rmtree(parts)
     for file in to.glob("*.safetensors"):
         add_spent(file, spent)

@@ -11,17 +11,19 @@ vgg        VGG-16
 scattering fixed wavelet features of images, a linear and a small convolutional model on top of them
 encoder    a small transformer for texts
 hub        models of transformers and timm, and adapters of peft
+tuned      encoders to embed: tuned whole, by a head, or in the tangent of a head
 running    build a model from a seed, run it where it lives, count what it gets right
 """
 
 from lmdp.models.cnn import DCNN, SCNN, DeepCNN
 from lmdp.models.encoder import TinyEncoder
-from lmdp.models.hub import TASKS, Embedder, encoder_of, merged
+from lmdp.models.hub import TASKS, encoder_of, merged
 from lmdp.models.parts import ACTIVATIONS, Parts
 from lmdp.models.registry import MODELS, TEXT_MODELS, build, check_name
 from lmdp.models.resnet import ResNet18
 from lmdp.models.running import Inputs, accuracy, device_of, evaluation, fresh, main_tensor, run, scores_of
 from lmdp.models.scattering import ScatterCNN, Scattering, ScatterLinear, Staged
+from lmdp.models.tuned import TUNES, Embedder, Probe, Tangent
 from lmdp.models.vgg import VGG16
 
 __all__ = [
@@ -31,16 +33,19 @@ __all__ = [
     "SCNN",
     "TASKS",
     "TEXT_MODELS",
+    "TUNES",
     "VGG16",
     "DeepCNN",
     "Embedder",
     "Inputs",
     "Parts",
+    "Probe",
     "ResNet18",
     "ScatterCNN",
     "ScatterLinear",
     "Scattering",
     "Staged",
+    "Tangent",
     "TinyEncoder",
     "accuracy",
     "build",

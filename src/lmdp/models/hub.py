@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lmdp.models.encoder import mean_over
+from lmdp.models.tuned import ALL, KINDS, Embedder
 
 HF, HF_CONFIG, TIMM = "hf:", "hf-config:", "timm:"
 PREFIXES = (HF, HF_CONFIG, TIMM)
@@ -29,6 +29,7 @@ class Wanted:
     task   classify: the library's own model with a head; embed: its encoder, the mean over the words of a text, and a
            linear head that is for training only
     lora   the rank of low-rank adapters, which are then trained with the head instead of the encoder; None: all is
+    tune   of an encoder to embed: all of it, a head alone, or in the tangent of a head (`models.tuned`)
     """
 
     shape: tuple[int, ...]
@@ -36,29 +37,15 @@ class Wanted:
     vocabulary: int | None = None
     task: str = CLASSIFY
     lora: int | None = None
-
-
-class Embedder(nn.Module):
-    """An encoder whose mean over the words of a text is served, with a head to train it by."""
-
-    def __init__(self, encoder: nn.Module, classes: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        config: Any = encoder.config
-        self.head = nn.Linear(config.hidden_size, classes)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.embed(input_ids, attention_mask))
-        return scores
-
-    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        hidden: Tensor = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return mean_over(hidden, attention_mask)
+    tune: str = ALL
 
 
 def from_library(name: str, wanted: Wanted) -> nn.Module:
     if name.startswith(TIMM):
         return _timm(name.removeprefix(TIMM), wanted)
+    if wanted.tune != ALL and (wanted.task != EMBED or wanted.lora is not None):
+        beside = f"task {wanted.task}" if wanted.lora is None else f"lora {wanted.lora}"
+        raise ValueError(f"tune is {wanted.tune!r}, which is for task {EMBED} without lora; it was asked for {beside}")
     model = _transformer(name, wanted)
     return model if wanted.lora is None else _adapted(model, wanted.lora)
 
@@ -94,7 +81,7 @@ def _transformer(name: str, wanted: Wanted) -> nn.Module:
             model = _made(kind, path if trained else None, config, wanted)
     except Exception as error:
         raise ValueError(f"model {name!r} could not be made for task {wanted.task}: {_told(error)}") from error
-    return Embedder(model, wanted.classes) if wanted.task == EMBED else model
+    return KINDS[wanted.tune](model, wanted.classes) if wanted.task == EMBED else model
 
 
 def _made(kind: Any, folder: Path | None, config: Any, wanted: Wanted) -> nn.Module:
@@ -147,7 +134,7 @@ def _adapted(model: nn.Module, rank: int) -> nn.Module:
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """The same model with its adapters added into the weights that they adapt, and gone."""
+    """The same model with its adapters, ours or peft's, added into the weights that they adapt, and gone."""
     for name, module in list(model.named_modules()):
         if hasattr(module, "get_delta_weight") and hasattr(module, "get_base_layer"):
             module.merge()

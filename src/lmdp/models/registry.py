@@ -18,6 +18,7 @@ from lmdp.models.hub import CLASSIFY, PREFIXES, Wanted, check_there, from_librar
 from lmdp.models.parts import Parts
 from lmdp.models.resnet import ResNet18
 from lmdp.models.scattering import ScatterCNN, ScatterLinear
+from lmdp.models.tuned import ALL
 from lmdp.models.vgg import VGG16
 
 Shape = tuple[int, ...]
@@ -93,25 +94,27 @@ def build(
     vocabulary: int | None = None,
     task: str = CLASSIFY,
     lora: int | None = None,
+    tune: str = ALL,
 ) -> nn.Module:
     """An untrained model for examples of this shape; of texts, which have `vocabulary` words.
 
     `name` is one of `MODELS` or `TEXT_MODELS`, hf:FOLDER, hf-config:FILE or timm:NAME, or `module:factory`: a callable
     of your own, found from the current folder. It is given those of `shape`, `channels`, `size`, `classes`,
     `vocabulary` that it has parameters for. `activation` (the model's own unless given) and `standardised` filters are
-    for `MODELS`, and for a factory that has parameters of these names; `task` and `lora` are for hf: and hf-config:.
+    for `MODELS`, and for a factory that has parameters of these names; `task`, `lora`, `tune` are for hf: and
+    hf-config:.
     """
     if classes < 1:
         raise ValueError(f"classes is {classes}; a model needs at least 1 class")
     check_name(name)
     chosen = ({"activation": activation} if activation else {}) | ({"standardised": True} if standardised else {})
-    adapted = {"task": task != CLASSIFY, "lora": lora is not None}
+    for_texts = {"task": (task, CLASSIFY), "lora": (lora, None), "tune": (tune, ALL)}
     if name.startswith(PREFIXES) or name in (*TEXT_MODELS, *LINEAR):
         _refuse_options(name, chosen)
     if not name.startswith(PREFIXES[:2]):
-        _refuse_options(name, {key: value for key, value in (("task", task), ("lora", lora)) if adapted[key]})
+        _refuse_options(name, {key: value for key, (value, unsaid) in for_texts.items() if value != unsaid})
     if name.startswith(PREFIXES):
-        return from_library(name, Wanted(shape, classes, vocabulary, task, lora))
+        return from_library(name, Wanted(shape, classes, vocabulary, task, lora, tune))
     if ":" in name:
         return _from_factory(name, shape, classes, chosen, vocabulary)
     if name in TEXT_MODELS:

@@ -30,6 +30,7 @@ class Options:
     standardised: Annotated[bool, MAY_BE_MISSING] = False
     task: Annotated[str, MAY_BE_MISSING, one_of("classify", "embed")] = "classify"
     lora: Annotated[int, Must("a whole number of at least 1", lambda n: n > 0)] | None = None
+    tune: Annotated[str, MAY_BE_MISSING, one_of("all", "head", "tangent")] = "all"
 
 
 @dataclass(frozen=True)
