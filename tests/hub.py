@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,18 @@ def of(kind: str, config: str, **settings: Any) -> nn.Module:
 
 def bert(kind: str = "BertForSequenceClassification", **settings: Any) -> nn.Module:
     return of(kind, "BertConfig", **TEXT, **settings)
+
+
+def saved_encoder(folder: Path, words: Sequence[str], **settings: Any) -> Path:
+    """A tiny encoder with random weights, and a tokenizer that knows these words."""
+    import transformers
+
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
+    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**{**TEXT, **settings, "vocab_size": len(vocabulary)})
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
 
 
 def adapted(model: nn.Module, config: str, **settings: Any) -> nn.Module:

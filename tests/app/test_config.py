@@ -15,17 +15,16 @@ from lmdp.app import descent
 from lmdp.app.arguments import config_of, parser
 from lmdp.app.config import (
     ACTIVATIONS,
-    AUGMENTATIONS,
     OPTIMIZERS,
     PROTOCOLS,
     SETTINGS,
     SPLITS,
-    TASKS,
     TEXT_MODELS,
     TOKENIZERS,
     Config,
 )
 from lmdp.app.recipes import recipe, recipe_names
+from lmdp.app.rules import AUGMENTATIONS, TASKS, TUNES
 from lmdp.data import augment
 from lmdp.data.splits import BY
 from lmdp.data.tokens import BUILT_IN
@@ -86,6 +85,7 @@ def test_every_recipe_is_a_configuration(name: str) -> None:
     assert config.to_dict().items() >= recipe(name).items()
 
 
+EMBED = {"model": "hf:x", "task": "embed"}
 GOOD = ("mnist", "fashion-mnist", "cifar10-scatter")
 """Recipes that are tuned for accuracy (docs/utility.md), and not the paper's."""
 
@@ -112,6 +112,13 @@ def test_the_other_recipes_are_those_of_the_paper_and_the_demo() -> None:
         ({"zzz": 1}, "unknown key 'zzz'. Known keys"),
         ({"method": "dp"}, "method is 'dp'; it must be one of sgd"),
         ({"weights": "secret"}, "weights is 'secret'"),
+        ({"tune": "tail"}, "tune is 'tail'; it must be one of all, head, tangent"),
+        ({"tune": "head"}, "tune is 'head', and model is 's-cnn'; it must be hf:FOLDER"),
+        ({"tune": "head", "model": "hf:x"}, "tune is 'head', and task is 'classify'; it must be embed"),
+        ({"tune": "head", **EMBED, "lora": 8}, "tune is 'head', and lora is 8; it must be left out"),
+        ({"tune": "head", **EMBED, "augment": "flip"}, "tune is 'head', and augment is 'flip'; it must be left out"),
+        ({"tune": "tangent", **EMBED}, "tune is 'tangent', and init is None; it must be the run of a probe"),
+        ({"tune": "tangent", **EMBED, "init": "x", "classes": "a,b,c"}, "for 2 classes; classes says 3. Choose 'head'"),
         ({"canaries": 50}, "canaries is 50; it must be 0 or at least 300"),
         ({"holdout": 1}, "holdout is 1.0; it must be a finite number of at least 0 and of at most 0.9"),
         ({"epsilon": -1}, "epsilon is -1.0; it must be a finite number above 0"),
@@ -179,6 +186,7 @@ def test_what_is_typed_twice_for_want_of_torch_agrees() -> None:
     assert named.split(", ") == list(MODELS)
     assert all(name in SETTINGS["model"].help for name in [*models.TEXT_MODELS, *PREFIXES])
     assert models.TASKS == TASKS
+    assert models.TUNES == TUNES
     assert set(BUILT_IN) == set(TOKENIZERS)
     assert set(TEXT_MODELS) == {*models.TEXT_MODELS, *PREFIXES[:2]}
 

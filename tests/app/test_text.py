@@ -18,6 +18,7 @@ from lmdp.app import cli
 from lmdp.app.config import Config
 from lmdp.app.runs import Coins, Members, RunFolder
 from lmdp.lineage import earlier
+from tests.hub import saved_encoder
 
 WORDS = ["mail", "meeting", "budget", "lunch", "report", "draft", "contract", "noon", "secret", "cheap", "win", "now"]
 TRAIN = ["--tokenizer", "words", "--max-length", "8", "--classes", "ham,spam", "--batch-size", "120"]
@@ -53,15 +54,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of adapters in a model of transformers, which was public before."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("adapted")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder / "public")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    torch.manual_seed(0)
-    kind = transformers.BertConfig(**sizes, vocab_size=len(vocabulary), max_position_embeddings=16)
-    transformers.BertModel(kind).save_pretrained(folder / "public")
+    saved_encoder(folder / "public", WORDS)
     words = ["--model", f"hf:{folder / 'public'}", "--task", "embed", "--lora", "2"]
     words += ["--data", write_letters(folder / "letters.jsonl", 700), "--method", "dpsgd", *TRAIN[2:]]
     assert cli.main(["train", *words, "--out", str(folder / "run")]) == 0

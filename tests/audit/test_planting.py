@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmdp
-from lmdp.app import config
+from lmdp.app import rules
 from lmdp.audit import planting
 from lmdp.audit.coins import bound_by_canaries, lower_losses
 from lmdp.audit.planting import FEWEST_CANARIES, KINDS, Planted, chosen, plant_canaries, tossed, wrong_labels
@@ -148,7 +148,7 @@ def test_canaries_that_would_show_nothing_are_refused(options: dict[str, Any], s
 
 
 def test_the_command_line_asks_for_as_many() -> None:
-    assert config.FEWEST_CANARIES == FEWEST_CANARIES
+    assert rules.FEWEST_CANARIES == FEWEST_CANARIES
 
 
 def fitted(planted: Planted, noise: float | None, seed: int) -> tuple[nn.Module, lmdp.PrivacyStatement | None]:

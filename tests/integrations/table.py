@@ -53,7 +53,7 @@ def of_transformers(name: str, make: Callable[..., Any]) -> Row:
 
 def encoder_trainer(at: Path, *, private: Any = None, callbacks: Any = None, **changes: Any) -> Any:
     given = {"privacy": private or privacy(layers="block"), "callbacks": callbacks}
-    return sentences.trainer(at / "run", sentences.saved_encoder(at), given=given, **changes)
+    return sentences.trainer(at / "run", sentences.saved(at), given=given, **changes)
 
 
 def of_lightning() -> Row:

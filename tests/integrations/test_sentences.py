@@ -13,13 +13,13 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from lmdp.integrations import DPSentenceTransformerTrainer
 from lmdp.integrations.sentences import INSTEAD, REMEMBERING
 from tests.certified.case import EXAMPLES
 from tests.certified.hub import ATTENTION, COMMON
 from tests.certified.parts import WIDTH
+from tests.hub import saved_encoder
 from tests.integrations.parts import EPSILON, STEPS, Interrupt, arguments, privacy, stated
 
 WORDS = ["mail", "meeting", "budget", "lunch", "report", "draft", "contract", "noon", "secret"]
@@ -27,17 +27,11 @@ WORDS = ["mail", "meeting", "budget", "lunch", "report", "draft", "contract", "n
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_encoder(tmp_path_factory.mktemp("encoder"))
+    return saved(tmp_path_factory.mktemp("encoder"))
 
 
-def saved_encoder(path: Path) -> Path:
-    """A tiny encoder with random weights, and its tokenizer."""
-    (path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(vocab_file=str(path / "vocab.txt")).save_pretrained(path)
-    torch.manual_seed(0)
-    config = BertConfig(**{**COMMON, **ATTENTION, "vocab_size": 5 + len(WORDS)})
-    BertModel(config).save_pretrained(path)
-    return path
+def saved(path: Path) -> Path:
+    return saved_encoder(path, WORDS, **COMMON, **ATTENTION)
 
 
 def encoder(folder: Path) -> Any:

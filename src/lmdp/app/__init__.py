@@ -4,6 +4,7 @@ cli          the commands: parse, call the pipeline, print where the result is
 arguments    the words of the command line, and its help
 config       what a run is made of: named values, checked
 settings     what one value may be
+rules        which values go together
 recipes/     one small TOML file per experiment
 beforehand   what can be refused before data are read, and seen of a trained model
 planning     which noise, batch and learning rate suit so many examples and an epsilon

@@ -43,8 +43,8 @@ exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says 
 """
 DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
 RISK_KEYS = (
-    *("model", "activation", "weight_standardisation", "task", "lora", "init", "freeze", "device", "layers"),
-    *("data", "shadow", "size", "channels", "tokenizer", "max_length"),
+    *("model", "activation", "weight_standardisation", "task", "lora", "tune", "init", "freeze", "device", "layers"),
+    *("data", "shadow", "public", "size", "channels", "tokenizer", "max_length"),
     *("shadow_models", "shadow_epochs", "shadow_enough", "protocol", "seed"),
 )
 COMPARE_KEYS = tuple(key for key in SETTINGS if key not in ("method",))

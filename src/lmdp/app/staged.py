@@ -72,9 +72,9 @@ def _every(model: Any, examples: Images | Texts) -> Tensor:
     kept: Tensor | None = None
     for at in torch.arange(len(examples)).split(AT_ONCE):
         filled = torch.cat([at, at[-1:].expand(AT_ONCE - len(at))])
-        made = model.stage(moved(examples.take(filled).tensors()[0], device_of(model)))[: len(at)].float().cpu()
-        kept = made.new_empty(len(examples), *made.shape[1:]) if kept is None else kept
-        kept[at] = made
+        features = model.stage(moved(examples.take(filled).tensors()[0], device_of(model)))[: len(at)].cpu()
+        kept = features.new_empty(len(examples), *features.shape[1:]) if kept is None else kept
+        kept[at] = features
     assert kept is not None
     return kept
 

@@ -219,7 +219,7 @@ def prepare(
         risk=_rates(config, risk),
         layers=config.layers,
         emphasis=config.emphasis,
-        public_data=public,
+        public_data=computed(config, model, public),
         criterion=_loss,
         max_physical_batch_size=parts_of(config, model, private),
         looks_besides=True,  # steps are counted, not batches

@@ -30,8 +30,15 @@ from lmdp.models.running import evaluation
 TUNES = ALL, HEAD, TANGENT = "all", "head", "tangent"
 BLOCKS = 3
 """How many blocks have adapters, from the last one."""
+ALIKE = 1e-4
+"""Public texts that differ by less than this share of their length tell nothing."""
 AT_ONCE = 50
 """Texts that are in memory at once."""
+
+
+def whole(x: Tensor) -> Tensor:
+    """In single precision, at least."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class Embedder(nn.Module):
@@ -70,7 +77,7 @@ class Probe(Embedder):
         return self.of_embeddings(self.embed(input_ids, attention_mask))
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return F.normalize(super().embed(input_ids, attention_mask).float(), dim=1)
+        return F.normalize(whole(super().embed(input_ids, attention_mask)), dim=1)
 
     def of_rows(self, rows: Tensor) -> Tensor:
         return self.of_embeddings(rows)
@@ -109,10 +116,12 @@ class Steered(nn.Module):
         self.register_buffer("direction", torch.zeros(base.out_features))
         self.register_buffer("centre", torch.zeros(base.in_features))
         self.register_buffer("scale", torch.ones(()))
+        self.to(base.weight)  # where the layer is, and as precise
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base_layer(x)
-        return out + self.direction * self.term(x) / self.scale
+        added: Tensor = self.term(x) / self.scale
+        out: Tensor = self.base_layer(x) + self.direction * added
+        return out
 
     def row(self, part: Tensor) -> Tensor:
         """[B, in] → [B, 1]: what the term adds to the difference of scores, by its part of the rows."""
@@ -122,8 +131,8 @@ class Steered(nn.Module):
     @property
     def shift(self) -> Tensor:
         """What `centre` takes off the difference of scores."""
-        taken: Tensor = self.term.weight[0] @ self.centre / self.scale
-        return taken
+        taken: Tensor = self.term.weight[0] @ self.centre
+        return taken / self.scale
 
     # What adapters of peft offer, and `merged` asks for.
 
@@ -177,8 +186,9 @@ class Tangent(Probe):
         return scores
 
     def of_embeddings(self, embeddings: Tensor) -> Tensor:
-        taken = sum((layer.shift for layer in [self.head, *self.adapters]), torch.zeros((), device=embeddings.device))
-        return super().of_embeddings(embeddings) - self.head.direction * taken
+        taken = sum(layer.shift for layer in [self.head, *self.adapters])
+        scores: Tensor = self.head(embeddings) - self.head.direction * taken
+        return scores
 
     def stage(self, texts: Mapping[str, Tensor]) -> Tensor:
         embeddings, seen = self._seen(texts)
@@ -207,11 +217,16 @@ class Tangent(Probe):
         for layer, part in zip(steered, rows.split([layer.base_layer.in_features for layer in steered], dim=1)):
             layer.centre.copy_(part.mean(0))
             length = (part - layer.centre).norm(dim=1).median()
-            layer.scale.copy_(torch.where(length > 0, length, torch.ones_like(length)))
+            if not length > ALIKE * part.norm(dim=1).median():
+                raise ValueError(
+                    f"tune is {TANGENT}, but the {len(part)} public texts are all alike to the encoder: they tell "
+                    "nothing of what private ones have in common. Name others whose words it knows (public = SPEC)"
+                )
+            layer.scale.copy_(length)
 
     def _apart(self) -> Tensor:
         weight: Tensor = self.head.base_layer.weight
-        return (weight[1] - weight[0]).detach().float()
+        return (weight[1] - weight[0]).detach()
 
     def _seen(self, texts: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Embeddings of the probe; of every adapted layer what it takes in, and what is asked of what it gives out.
@@ -228,7 +243,7 @@ class Tangent(Probe):
                     f"numbers]. Choose {HEAD}, or {ALL} with lora"
                 )
             nothing = torch.zeros_like(output, requires_grad=True)
-            seen[layer] = inputs[0].detach().float(), nothing
+            seen[layer] = whole(inputs[0].detach()), nothing
             return output + nothing
 
         with evaluation(self), _hooked(self.adapters, added), torch.enable_grad():
@@ -236,7 +251,7 @@ class Tangent(Probe):
             inside = [seen[layer.base_layer] for layer in self.adapters]
             asked = (embeddings * self._apart()).sum()
             gradients = torch.autograd.grad(asked, [nothing for _, nothing in inside], materialize_grads=True)
-        return embeddings.detach(), [(taken, gradient.float()) for (taken, _), gradient in zip(inside, gradients)]
+        return embeddings.detach(), [(taken, whole(gradient)) for (taken, _), gradient in zip(inside, gradients)]
 
 
 @contextmanager
@@ -260,7 +275,7 @@ def _adapted(encoder: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     config: Any = encoder.config
     towers = ((name, m) for name, m in encoder.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 1)
     name, tower = next(towers, ("", nn.ModuleList()))
-    found = [
+    layers = [
         (f"{name}.{i}.{inside}", layer)
         for i, block in list(enumerate(tower))[-BLOCKS:]
         for inside, layer in block.named_modules()
@@ -268,12 +283,12 @@ def _adapted(encoder: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
         and layer.out_features == config.hidden_size
         and not inside.rpartition(".")[2].startswith(("q", "k"))
     ]
-    if not found:
+    if not layers:
         raise ValueError(
             f"tune is {TANGENT}, but no block of {type(encoder).__name__} has a linear layer of "
             f"{config.hidden_size} outputs to adapt; choose {HEAD}, or {ALL} with lora"
         )
-    yield from found
+    yield from layers
 
 
 KINDS: dict[str, Any] = {ALL: Embedder, HEAD: Probe, TANGENT: lambda *given: Tangent(Probe(*given))}
