@@ -152,6 +152,25 @@ def test_an_audit_after_deletions_is_refused_or_about_those_that_are_left(
     assert "the data has changed" in Path("run/report.html").read_text().lower()
 
 
+def test_copies_of_training_examples_among_the_test_examples_are_left_out_of_an_audit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = photos(tmp_path / "photos" / "train", each=50)
+    photos(tmp_path / "photos" / "test", each=50)
+    copies = sorted((tmp_path / "photos" / "train").rglob("*.png"))[:3]
+    for path in (tmp_path / "photos" / "test").rglob("*.png"):
+        if path.relative_to(tmp_path / "photos" / "test") not in [c.relative_to(c.parents[1]) for c in copies]:
+            save(path, 255 - np.array(Image.open(path)))
+    train("--data", f"folder:{tmp_path / 'photos'}", *spec[2:], "--holdout", "0")
+    assert cli.main(["audit", "run"]) == 0
+    assert "3 of 150 test examples are copies of training examples; these were left out" in capsys.readouterr().err
+    audit = json.loads(Path("run/audit.json").read_text())
+    assert (audit["members"], audit["nonmembers"]) == (147, 147)
+    (copies[0]).unlink()
+    assert cli.main(["audit", "run", "--quiet"]) == 2
+    assert "1 is gone" in capsys.readouterr().err
+
+
 def test_members_that_were_not_trained_on_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, other = make_npz(tmp_path / "mine.npz"), make_npz(tmp_path / "other.npz", seed=5)
     train("--data", spec)

@@ -168,8 +168,9 @@ def sides(
     """Those who were trained on and those who were not, by the run's own digests, and what is to be said of them.
 
     Refused where one side holds examples of the other, or where a run's own examples are no longer all there; with
-    `changed_data`, those that are left are taken. `chosen` says that the members were named, and may be fewer;
-    `held_out` that the non-members are those whom the run kept out.
+    `changed_data`, those that are left are taken. Copies of training examples among the run's own test examples are
+    left out. `chosen` says that the members were named, and may be fewer; `held_out` that the non-members are those
+    whom the run kept out.
     """
     members = Members.read(folder)
     if members is None:
@@ -185,6 +186,10 @@ def sides(
     others = members.held_out_changes(outside) if held_out else Changes()
     if not (lost or strangers or trained_on or others):
         return inside, outside, ""
+    own_test = not held_out and sorted(members.test) == sorted(outside.digests(members.key))
+    if own_test and not (lost or strangers) and len(trained_on) < len(outside):
+        note = f"{len(trained_on)} of {len(outside)} test examples are copies of training examples; these were left out"
+        return inside, outside.take(sorted(set(range(len(outside))) - set(trained_on))), note
     told = (
         f"the data has changed since {folder.path} was trained: compared with its training examples, {changes}; "
         f"{len(trained_on)} of the non-members were trained on"
