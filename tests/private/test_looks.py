@@ -154,6 +154,20 @@ def test_a_pass_of_looks_makes_no_step_and_establishes_what_was_open() -> None:
         assert list(loader) == []
 
 
+def test_where_nothing_is_looked_at_a_pass_of_looks_is_refused_before_it_makes_a_step() -> None:
+    engine, model, optimizer, loader = private(data_loader=data(80, 20), poisson_sampling=False)
+
+    def run() -> None:
+        with engine.looking():
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    with pytest.raises(RuntimeError, match="poisson_sampling=False nothing is handed out"):
+        run()
+    assert engine.steps == 0
+
+
 def test_dropout_and_augmentation_draw_the_same_in_both_companies() -> None:
     class Dropping(Small):
         def forward(self, x: Tensor) -> Tensor:

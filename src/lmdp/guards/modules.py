@@ -94,7 +94,10 @@ def check_setup(
     if reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction is {reduction!r}; it must be 'mean' or 'sum'")
     if parts_of is not None and not poisson:
-        raise ValueError("max_physical_batch_size splits Poisson batches; it needs poisson_sampling=True")
+        raise ValueError(
+            f"max_physical_batch_size is {parts_of}, and poisson_sampling is False: only Poisson batches are split; "
+            "leave one of the two out"
+        )
     check_model(module)
     check_optimizer(module, optimizer)
 

@@ -6,7 +6,7 @@ hand_out → (the model runs, backward) → check → in_company → (the step i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,11 +19,11 @@ from lmdp.guards.content import Content, Glance, local
 from lmdp.guards.delivery import Delivery
 from lmdp.guards.handed import Read
 from lmdp.guards.independence import Independence
-from lmdp.guards.looks import FIRST, Wish, look
+from lmdp.guards.looks import FIRST, Looks, Wish, look
 from lmdp.guards.processes import Processes
 from lmdp.guards.still import Held
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
-from lmdp.guards.words import MEASURED
+from lmdp.guards.words import MEASURED, NO_LOOKS
 
 STANDARD = (default_collate, default_convert)
 ROWS = "every module took in and gave out as many rows as the batch has examples"
@@ -98,6 +98,12 @@ class Watch:
         """Inside, random numbers of the loop are held still, if this is the part of a look that needs it."""
         with nullcontext() if self.independence is None else self.independence.around():
             yield
+
+    def alone(self, looks: Looks | None) -> AbstractContextManager[None]:
+        """Inside, the data loader hands out these and nothing else. Refused where it hands out none."""
+        if looks is None:
+            raise RuntimeError(NO_LOOKS)
+        return looks.alone()
 
     def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
         if self.independence is not None:

@@ -2,7 +2,11 @@
 
 OPEN = (
     "some steps were made in a way that was not looked at yet: {why}. Run the loop once more inside `with "
-    "engine.looking():`, which makes no step and spends nothing"
+    "engine.looking():`, which makes no step and spends nothing (with poisson_sampling=False nothing is looked at)"
+)
+NO_LOOKS = (
+    "engine.looking(): with poisson_sampling=False nothing is handed out to be looked at: the loop would make steps "
+    "and spend. Leave it out, and the run is not certified; or pass poisson_sampling=True to make_private"
 )
 SEEDED = (
     "random numbers were seeded anew within a step: what an example draws then follows from its place in the batch, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -232,7 +232,7 @@ class PrivacyEngine:
 
     def looking(self) -> AbstractContextManager[None]:
         """Inside, the loader hands out only what has not been looked at yet: run the loop as it is. No step is made."""
-        return nullcontext() if self._loader is None else self._loader.looks.alone()
+        return self._attached.watch.alone(None if self._loader is None else self._loader.looks)
 
     def still(self) -> AbstractContextManager[None]:
         """Where the loop draws random numbers: looks hold those inside still, and can compare. Else it does nothing."""
