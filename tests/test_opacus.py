@@ -156,6 +156,41 @@ def test_the_accountant_tells_what_the_engine_has_counted() -> None:
         engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
 
 
+@pytest.mark.parametrize("name", ours.NOT_OFFERED)
+def test_what_their_optimizer_has_and_ours_has_not_says_what_to_write_until_it_is_detached(name: str) -> None:
+    made, engine = setup(), lmdp.PrivacyEngine()
+    engine.make_private(**made)
+    with pytest.raises(RuntimeError, match=re.escape(f"optimizer.{name}: {ours.NOT_OFFERED[name]}")):
+        getattr(made["optimizer"], name)()
+    engine.detach()
+    assert not hasattr(made["optimizer"], name)
+
+
+def test_their_own_manager_of_batches_is_refused_with_what_to_write() -> None:
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    made = setup()
+    *_, loader = lmdp.PrivacyEngine().make_private(**made)
+    their = BatchMemoryManager(data_loader=loader, max_physical_batch_size=2, optimizer=made["optimizer"])
+    with pytest.raises(RuntimeError, match=r"from lmdp\.opacus import BatchMemoryManager"), their as parts:
+        list(parts)
+
+
+def test_a_checkpoint_is_not_loaded_over_steps_that_it_does_not_hold(tmp_path: Path) -> None:
+    made, engine = setup(), lmdp.PrivacyEngine()
+    *_, loader = engine.make_private(**made)
+    before = tmp_path / "before.pt"
+    engine.save_checkpoint(path=before, module=made["module"], optimizer=made["optimizer"])
+    step(made, loader)
+    weights = made["module"].weight.detach().clone()
+    with pytest.raises(ValueError, match="has made 1 steps of its own"):
+        engine.load_checkpoint(path=before, module=made["module"], optimizer=made["optimizer"])
+    assert torch.equal(made["module"].weight, weights)
+    assert engine.steps == 1
+    made["module"].load_state_dict(torch.load(before)["module_state_dict"])
+    assert not torch.equal(made["module"].weight, weights)
+
+
 def test_padding_to_the_longest_of_a_batch_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (script,) = (path for path in SCRIPTS if path.stem == "char_lstm")
     text = ported(script)[0].replace(*reversed(ONE_LINE["char_lstm"]))

@@ -106,6 +106,22 @@ ARGUMENTS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
 """Of their `make_private`, beyond those that are ours too."""
 
 
+PARTS = "pass max_physical_batch_size= to make_private; the loader then hands batches out in parts, and all are stepped"
+NOT_OFFERED = {
+    "signal_skip_step": PARTS,
+    "virtual_step": PARTS,
+    "attach_step_hook": "torch's optimizer.register_step_post_hook runs after a step; engine.steps counts them",
+}
+"""Of their optimizer, and what to write instead."""
+
+
+def _refusing(why: str) -> Callable[..., None]:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(why)
+
+    return refuse
+
+
 def _check_norm(norm: Any) -> None:
     if isinstance(norm, list | tuple):
         whole = math.sqrt(sum(float(each) ** 2 for each in norm))
@@ -131,6 +147,8 @@ def _state(engine: Any, optimizer: torch.optim.Optimizer) -> None:
     }
     for name, value in told.items():
         attachment.set(optimizer, name, Stated(value))
+    for name, remedy in NOT_OFFERED.items():
+        attachment.set(optimizer, name, _refusing(f"optimizer.{name}: {remedy}"))
 
 
 class Account:
@@ -228,6 +246,11 @@ def load_checkpoint(
     missing = {"module_state_dict", "engine"} - set(content)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; engine.save_checkpoint writes such files")
+    if engine.attached and engine.steps:
+        raise ValueError(
+            f"this engine has made {engine.steps} steps of its own, which the account in {path} does not hold. Load it "
+            "with a new engine; for the weights alone: model.load_state_dict(torch.load(path)['module_state_dict'])"
+        )
     module.load_state_dict(content["module_state_dict"], **(module_load_dict_kwargs or {}))
     if optimizer is not None and "optimizer_state_dict" in content:
         optimizer.load_state_dict(content["optimizer_state_dict"])

@@ -26,6 +26,19 @@ SKIPPED = (
     "depend on private data"
 )
 
+ELSEWHERE = (
+    "batches are drawn by the data loader that make_private returned, as its passes begin, and not by another one over "
+    "its batch_sampler, which would hand out none: iterate over the returned loader. In place of Opacus's own "
+    "BatchMemoryManager: from lmdp.opacus import BatchMemoryManager"
+)
+
+
+class NotBegun:
+    """The draws of a sampler, no pass over which has begun."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise RuntimeError(ELSEWHERE)
+
 
 @dataclass(frozen=True)
 class Delivery:

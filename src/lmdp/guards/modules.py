@@ -95,8 +95,8 @@ def check_setup(
         raise ValueError(f"loss_reduction is {reduction!r}; it must be 'mean' or 'sum'")
     if parts_of is not None and not poisson:
         raise ValueError(
-            f"max_physical_batch_size is {parts_of}, and poisson_sampling is False: only Poisson batches are split; "
-            "leave one of the two out"
+            f"max_physical_batch_size is {parts_of}; it needs poisson_sampling=True, because only Poisson batches are "
+            "split. Leave it out, or poisson_sampling=False"
         )
     check_model(module)
     check_optimizer(module, optimizer)

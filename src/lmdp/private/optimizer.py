@@ -114,8 +114,8 @@ class PrivateOptimizer:
             self._mark_lost()  # and without the numbers: the size of a batch is private
             raise RuntimeError(
                 "the model was run on another number of examples than the data loader handed out. Pass whole examples "
-                "to the model, batch first; views of one example as lmdp.Views or unit=lmdp.Unit('example', views). A "
-                "wrapper that fetches the next batch before this one's step must go: the loader has num_workers."
+                "to the model, batch first (fewer at once: max_physical_batch_size in make_private); views of one as "
+                "lmdp.Views or unit=lmdp.Unit('example', views). A wrapper that fetches ahead must go: use num_workers."
             )
         return delivery
 

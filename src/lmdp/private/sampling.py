@@ -13,7 +13,7 @@ each hands out its share of a draw (`processes/population.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -31,7 +31,7 @@ from torch.utils.data import (
 )
 
 from lmdp.guards import Read, Watch, refuse_repeated
-from lmdp.guards.delivery import Delivery, DeliveryLog
+from lmdp.guards.delivery import Delivery, DeliveryLog, NotBegun
 from lmdp.guards.handed import CollateWithEmpty
 from lmdp.guards.looks import Looks
 from lmdp.processes import Population, Uniforms, sample_rate_of, steps_per_pass
@@ -54,7 +54,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.max_part = max_part
         self.position: Callable[[], int] | None = None
         self.deliveries: deque[tuple[Tensor, Delivery]] = deque()
-        self.numbers = range(0)
+        self.numbers: Iterable[int] = NotBegun()
         self._drawn = 0
         self._fetching: dict[int, Tensor] = {}
 
@@ -79,7 +79,7 @@ class PoissonSampler(Sampler[list[int]]):
         self.deliveries = deque()  # one queue per run over the draws, so that an abandoned one leaves nothing behind
         return self._parts_of(self.deliveries, self.numbers)
 
-    def _parts_of(self, deliveries: deque[tuple[Tensor, Delivery]], numbers: range) -> Iterator[list[int]]:
+    def _parts_of(self, deliveries: deque[tuple[Tensor, Delivery]], numbers: Iterable[int]) -> Iterator[list[int]]:
         for number in numbers:
             drawn = self.draw(number)
             parts = drawn.split(self.max_part) if self.max_part and len(drawn) else (drawn,)
