@@ -29,6 +29,8 @@ from tests.hub import saved_encoder
 from tests.record.folders import run
 
 pytest.importorskip("transformers")
+OTHERS = [f"word{i}" for i in range(500)]
+"""So that canaries of random words are like no letter."""
 HEAD = ["--tune", "head", "--epochs", "4", "--epsilon", "4", "--learning-rate", "0.1"]
 REST = ["--max-length", "8", "--classes", "ham,spam", "--batch-size", "200", "--delta", "1e-4", "--optimizer", "adamw"]
 DPSGD = ["--method", "dpsgd", "--quiet"]
@@ -46,7 +48,12 @@ class Home:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.model = ["--model", f"hf:{saved_encoder(path / 'public', WORDS, hidden_size=32)}", "--task", "embed"]
+        self.model = [
+            "--model",
+            f"hf:{saved_encoder(path / 'public', [*WORDS, *OTHERS], hidden_size=32)}",
+            "--task",
+            "embed",
+        ]
         self.data = write_letters(path / "letters.jsonl")
         self.public = public_letters(path / "public.jsonl", self.data)
         self.probe = path / "probe"
@@ -94,6 +101,15 @@ def test_both_are_certified_and_the_second_states_what_both_have_spent(home: Hom
     assert "tune = " in (home.best / "config.toml").read_text()
 
 
+def test_a_probe_without_privacy_is_no_public_one(home: Home) -> None:
+    words = home.train(*HEAD[:4], "--method", "sgd", "--quiet", "--out", "plain")
+    assert cli.main(words) == 0
+    assert cli.main([*home.tangent(*DPSGD, "--init", "plain"), "--out", "run"]) == 0
+    stated = privacy(Path("run"))
+    assert not stated["certified"]
+    assert stated["epsilon"] in (None, "inf", float("inf"))
+
+
 def test_only_the_head_or_the_terms_are_trained_and_the_encoder_stays(home: Home) -> None:
     public = load_file(home.path / "public" / "model.safetensors")
     probe, best = (load_file(folder / "model.safetensors") for folder in (home.probe, home.best))
@@ -116,7 +132,9 @@ def test_what_is_told_of_a_run_is_the_accuracy_of_the_model_that_is_served(home:
 
 
 @pytest.mark.parametrize("name", ["probe", "best"])
-def test_a_run_is_audited_embedded_exported_and_served(home: Home, name: str) -> None:
+def test_a_run_is_audited_embedded_exported_and_served(
+    home: Home, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     sentences = pytest.importorskip("sentence_transformers")
     shutil.copytree(getattr(home, name), "run")
     assert cli.main(["audit", "run", "--quiet"]) == 0
@@ -128,7 +146,9 @@ def test_a_run_is_audited_embedded_exported_and_served(home: Home, name: str) ->
     assert cli.main(["audit", "e.npz", "--run", "run", "--quiet"]) == 0
     some, loaded = ["cheap lunch now", "draft contract"], lmdp.load("run")
     assert loaded.embed(some, blocks[1]).shape == (2, 32)
+    capfd.readouterr()
     assert cli.main(["export", "run", "--to", "served", "--quiet"]) == 0
+    assert "MISSING" not in "".join(capfd.readouterr())
     theirs = sentences.SentenceTransformer("served", device="cpu").encode(some)
     np.testing.assert_allclose(np.linalg.norm(theirs, axis=1), 1, rtol=1e-5)
     model: Any = loaded.model

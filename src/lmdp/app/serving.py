@@ -38,6 +38,7 @@ from lmdp.layers import LayerMap
 from lmdp.lineage import append, digests, earlier
 from lmdp.membership.served import embed
 from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged
+from lmdp.models.hub import without_its_words
 from lmdp.private import PrivacyStatement
 
 STATEMENTS = ("privacy.json", "privacy-card.md")
@@ -216,6 +217,7 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
             f"export it with --form {PLAIN}"
         )
     try:
+        import transformers
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     except ImportError as error:
@@ -226,11 +228,12 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
     described: Any = merged(encoder)
     append(set(digests(described.state_dict(), casts=True)) - before, spent)
     parts = to / ".parts"
-    described.save_pretrained(str(parts))
-    tokenizer_for(card.tokenizer or "").save(parts)
-    words = Transformer(str(parts), max_seq_length=card.shape[0])
-    length = [Normalize()] if isinstance(loaded.model, Probe) else []
-    SentenceTransformer(modules=[words, Pooling(described.config.hidden_size), *length], device="cpu").save(str(to))
+    with without_its_words(transformers):
+        described.save_pretrained(str(parts))
+        tokenizer_for(card.tokenizer or "").save(parts)
+        words = Transformer(str(parts), max_seq_length=card.shape[0])
+        length = [Normalize()] if isinstance(loaded.model, Probe) else []
+        SentenceTransformer(modules=[words, Pooling(described.config.hidden_size), *length], device="cpu").save(str(to))
     shutil.rmtree(parts)
     for file in to.glob("*.safetensors"):
         add_spent(file, spent)

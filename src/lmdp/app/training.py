@@ -342,7 +342,7 @@ def _row(job: Job, test: tuple[Inputs, Tensor] | None, clock: Clock) -> dict[str
     return {
         "step": job.steps,
         "epoch": job.steps / job.steps_per_epoch,
-        "epsilon": job.epsilon(),
+        "epsilon": None if (spent := job.epsilon()) == math.inf else spent,  # begun without privacy
         "test_accuracy": None if test is None else test_accuracy(job.model, *test),
         **average,
         "test_examples": None if test is None else len(test[1]),

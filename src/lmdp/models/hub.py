@@ -77,7 +77,7 @@ def _transformer(name: str, wanted: Wanted) -> nn.Module:
     _check(config, name, wanted)
     kind = transformers.AutoModel if wanted.task == EMBED else transformers.AutoModelForSequenceClassification
     try:
-        with _quiet(transformers):
+        with without_its_words(transformers):
             model = _made(kind, path if trained else None, config, wanted)
     except Exception as error:
         raise ValueError(f"model {name!r} could not be made for task {wanted.task}: {_told(error)}") from error
@@ -165,8 +165,8 @@ def _library(name: str, asked: str, extra: str) -> Any:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without its words on a head that is new: that there is one is known."""
+def without_its_words(transformers: Any) -> Iterator[None]:
+    """Without what the library says of weights that are new: that there are some is known."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
