@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +125,22 @@ def test_a_configuration_names_only_data_that_were_used() -> None:
     config, said = beforehand.without_unused_shadow(Config(shadow="svhn"), given=True)
     assert "shadow" not in config.to_dict()
     assert "--risk" in said[0]
+
+
+def test_a_run_says_where_its_risk_came_from_and_names_no_data_that_it_did_not_come_from(tmp_path: Path) -> None:
+    public, private = make_npz(tmp_path / "public.npz", seed=1), make_npz(tmp_path / "private.npz")
+    words = ["--model", "s-cnn", "--size", "14", "--channels", "1"]
+    measured = ["risk", *words, "--data", private, "--shadow", public, "--shadow-epochs", "1", "--out", "risk.json"]
+    assert cli.main(measured) == 0
+    Path("mine.toml").write_text('shadow = "digits"\nmethod = "lm"\n')
+    trained = ["train", "--recipe", "mine.toml", *words, "--data", private, "--risk", "risk.json", "--epochs", "1"]
+    assert cli.main([*trained, "--classes", "3", "--delta", "1e-3", "--out", "run"]) == 0
+    saved = tomllib.loads(Path("run/config.toml").read_text())
+    assert saved["risk"] == str(tmp_path / "risk.json")
+    assert not [key for key in saved if key.startswith("shadow")]
+    assert "digits" not in Path("run/config.toml").read_text()
+    assert json.loads(Path("run/risk.json").read_text()) == json.loads(Path("risk.json").read_text())
+    assert json.loads(Path("run/risk.json").read_text())["shadow"]["of"].startswith("s-cnn on npz:")
 
 
 def test_bytes_saved_as_floats_are_refused_with_what_to_do(tmp_path: Path) -> None:
