@@ -65,6 +65,52 @@ def test_photos_become_embeddings_by_the_preprocessing_of_the_training(photos: P
     assert loaded.embed(paths, "conv1").shape == (5, 16)
 
 
+def test_embeddings_carry_classes_and_on_request_the_names_of_their_photos(photos: Path, tmp_path: Path) -> None:
+    run, folder = str(photos / "run"), photos / "photos"
+    for name, words in {"named": ["--names"], "nameless": []}.items():
+        assert cli.main(["embed", run, *words, "--out", str(tmp_path / f"{name}.npz")]) == 0
+    named, nameless = (np.load(tmp_path / f"{name}.npz") for name in ("named", "nameless"))
+    assert "names" not in nameless
+    assert sorted(named["names"]) == sorted(f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(60))
+    assert [f"{named['classes'][label]}" for label in named["labels"]] == [n.split("/")[0] for n in named["names"]]
+    vectors = lmdp.load(run).embed([folder / name for name in named["names"]])
+    np.testing.assert_allclose(named["embeddings"], vectors, atol=1e-5)
+
+
+def test_photos_elsewhere_are_cut_as_those_of_the_training(photos: Path, tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(photos / "photos", tmp_path / "elsewhere")
+    words = ["embed", str(photos / "run"), "--names"]
+    for name, spec in (("plain", f"folder:{elsewhere}"), ("cut", f"folder:{elsewhere}?crop=1")):
+        assert cli.main([*words, "--data", spec, "--out", str(tmp_path / f"{name}.npz")]) == 0
+    plain, cut = (np.load(tmp_path / f"{name}.npz") for name in ("plain", "cut"))
+    np.testing.assert_array_equal(plain["embeddings"], cut["embeddings"])
+
+
+def test_labels_are_numbered_as_in_the_training_wherever_its_folder_is_named_from(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--size", "14", "--channels", "3", "--classes", "dog,cat", "--model", "s-cnn", "--method", "sgd"]
+    monkeypatch.chdir(photos)
+    out = str(tmp_path / "run")
+    assert cli.main(["train", *words, "--epochs", "0.1", "--data", "folder:photos", "--out", out]) == 0
+    assert cli.main(["embed", out, "--names", "--data", "folder:photos", "--out", str(tmp_path / "e.npz")]) == 0
+    arrays = np.load(tmp_path / "e.npz")
+    assert arrays["classes"].tolist() == ["dog", "cat"] == list(lmdp.load(out).classes)
+    assert [n.split("/")[0] == "cat" for n in arrays["names"]] == [label == 1 for label in arrays["labels"]]
+
+
+def test_what_is_no_photo_is_refused_with_what_to_do(photos: Path) -> None:
+    loaded = lmdp.load(photos / "run")
+    for raw, said in [
+        ([], "there are 0 inputs to embed; give at least 1"),
+        ([photos / "none.png"], r"image 0 cannot be read as an image: there is no file .*none\.png$"),
+        ([photos / "photos" / "cat" / "new.heic"], r"\.heic photos are not read here: save it as \.jpg"),
+        (b"junk", "Repair or remove it"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            loaded.embed(raw)
+
+
 def test_a_run_is_exported_without_what_is_private(photos: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(photos / "run"), "--to", str(tmp_path / "out")]) == 0
     written = {"model.json", "model.safetensors", "privacy.json", "privacy-card.md"}
@@ -87,6 +133,10 @@ def test_what_cannot_be_used_is_refused(photos: Path, tmp_path: Path, capsys: py
         (["embed", str(photos / "run"), "--layer", "fc9", "--out", out], "['fc9'] are not layers of the model"),
         (["embed", str(photos / "run"), "--out", "e.txt"], "a new file that ends in .npz"),
         (["embed", str(photos / "run"), "--data", "digits?limit=9", "--out", out], ""),
+        (
+            ["embed", str(photos / "run"), "--data", "digits?limit=9", "--names", "--out", f"{out}.npz"],
+            "leave --names out",
+        ),
         (["export", str(photos / "run"), "--to", str(photos)], "exists; choose another name"),
         (
             ["export", str(photos / "run"), "--to", str(tmp_path / "x"), "--form", "sentence-transformers"],

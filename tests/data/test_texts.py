@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmdp.data import Texts, load
+from lmdp.data.examples import names_of
 from lmdp.data.tokens import BUILT_IN, tokenizer_for
 
 ROWS = [(f"letter {i} about {'lunch' if i % 3 else 'money'}, at {i % 24}", i % 2) for i in range(60)]
@@ -115,6 +116,21 @@ def test_a_test_file_is_the_test_part(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "t.jsonl", ROWS[40:])
     source = load(f"{spec}?test={tmp_path / 't.jsonl'}", tokenizer="words", classes=2)
     assert (len(source.train), len(source.test or ())) == (40, 20)
+    assert names_of(source.test) == tuple(f"t.jsonl:{line}" for line in range(1, 21))
+
+
+def test_every_text_keeps_the_line_of_its_file_through_splits_and_halves(tmp_path: Path) -> None:
+    for spec in (write_jsonl(tmp_path / "a.jsonl", ROWS), write_csv(tmp_path / "a.csv", ROWS)):
+        lines = Path(spec.partition(":")[2]).read_text().splitlines()
+        source = load(f"{spec}?half=1", tokenizer="words", length=9, classes=2)
+        assert isinstance(source.train, Texts)
+        every = source.train if source.test is None else source.train.joined(source.test)  # type: ignore[arg-type]
+        names = names_of(every)
+        assert len(set(names)) == len(every) > 9
+        tokenizer = tokenizer_for("words")
+        for row, name in enumerate(names):
+            text = next(text for text, _ in ROWS if text in lines[int(name.rpartition(":")[2]) - 1])
+            assert torch.equal(tokenizer.encode([text], 9)[0][0], every.ids[row])
 
 
 LINES = {

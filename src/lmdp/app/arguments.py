@@ -216,6 +216,7 @@ def parser() -> argparse.ArgumentParser:
     embed.add_argument(
         "--pooling", default="mean", choices=("mean", "cls", "last"), help="of texts (default: %(default)s)"
     )
+    embed.add_argument("--names", action="store_true", help="write the path of each image, or the line of each text")
     embed.add_argument("--inputs", action="store_true", help="write the inputs too: a control for an audit of the file")
 
     export = _command(commands, "export", "write what may be published of a run, in a form that others read")

@@ -199,7 +199,7 @@ def _audit(arguments: Namespace, show: Show) -> Result:
 def _embed(arguments: Namespace, show: Show) -> Result:
     from lmdp.app.embedding import embed_data
 
-    options = {"layer": arguments.layer, "pooling": arguments.pooling, "inputs": arguments.inputs}
+    options = {name: getattr(arguments, name) for name in ("layer", "pooling", "inputs", "names")}
     written = embed_data(arguments.target, arguments.data, arguments.out, show.say, **options)
     text = (
         f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}\nwritten to: {arguments.out}"

@@ -1,9 +1,10 @@
 """`lmdp embed`: what a layer of a run makes of data, in a file; and such a file audited.
 
-    embeddings [N, d]   labels [N]   part [N] (train or test, of the SPEC)   layer   pooling   run   digests [N]
+    embeddings [N, d]   labels [N]   classes [C] (which the labels number)   part [N] (train or test, of the SPEC)
+    layer   pooling   run   digests [N]   names [N] (with `--names`)   inputs [N, …] (with `--inputs`)
 
 Who was trained on cannot be told from the file: digests are keyed, and the key is in the run folder's private part. An
-audit of the file looks there. With `--inputs` the file also holds the inputs, which make a control for that audit.
+audit of the file looks there. The inputs make a control for that audit.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from lmdp.app.serving import load as load_run
 from lmdp.audit import AuditReport
 from lmdp.audit.model import audit
 from lmdp.data import load
+from lmdp.data.examples import names_of
 from lmdp.data.npz import read_arrays
-from lmdp.data.request import Say
+from lmdp.data.readers import READERS
+from lmdp.data.request import Say, anchored, parse
 from lmdp.data.texts import IDS
 from lmdp.membership.served import embed
 
@@ -38,7 +41,7 @@ class Embedded:
 
 
 def embed_data(
-    run: Path, spec: str | None, out: Path, say: Say, *, layer: str | None, pooling: str, inputs: bool
+    run: Path, spec: str | None, out: Path, say: Say, *, layer: str | None, pooling: str, inputs: bool, names: bool
 ) -> Embedded:
     """The representations that a layer of a run has of the examples of a SPEC (its own data unless given)."""
     if out.suffix != ".npz" or out.exists():
@@ -52,7 +55,7 @@ def embed_data(
     length = card.shape[0] if card.kind == TEXTS else None
     classes = card.classes if config is None or config.classes is None else config.declared_classes
     source = load(
-        spec,
+        _cropped(spec, card.crop),
         size=size,
         channels=channels,
         classes=_declared(spec, config, classes),
@@ -63,6 +66,10 @@ def embed_data(
     if source.train.shape != card.shape:
         raise ValueError(f"examples of {spec} have shape {source.train.shape}; the model of {run} takes {card.shape}")
     every = source.train if source.test is None else source.train.joined(source.test)
+    if names and not names_of(every):
+        raise ValueError(
+            f"{spec} names none of its examples; leave --names out, or keep them as folder:, csv: or jsonl:"
+        )
     given, labels = every.tensors()
     chosen = loaded.layer(layer)
     rows = embed(loaded.model, laid_out(given, loaded.model), chosen, pooling=pooling)
@@ -70,6 +77,7 @@ def embed_data(
     arrays: dict[str, Any] = {
         "embeddings": rows,
         "labels": labels.numpy(),
+        "classes": np.array(source.classes),
         "part": np.array(["train"] * len(source.train) + ["test"] * (len(every) - len(source.train))),
         "layer": np.array(chosen),
         "pooling": np.array(pooling),
@@ -77,6 +85,8 @@ def embed_data(
     }
     if members is not None:
         arrays["digests"] = np.array(every.digests(members.key))
+    if names:
+        arrays["names"] = np.array(names_of(every))
     if inputs:
         arrays["inputs"] = (given if not isinstance(given, dict) else given[IDS]).numpy()  # type: ignore[union-attr]
     with out.open("xb") as file:
@@ -86,7 +96,15 @@ def embed_data(
 
 def _declared(spec: str, config: Any, classes: Any) -> Any:
     """The classes of the run are those of its own data; other data says itself which it has."""
-    return classes if config is not None and spec == config.data else None
+    return classes if config is not None and anchored(spec) == config.data else None
+
+
+def _cropped(spec: str, crop: bool) -> str:
+    """The same, cut to its central square where the model was trained on such squares."""
+    asked = parse(spec)
+    if not crop or "crop" in asked.options or "crop" not in READERS[asked.kind].options:
+        return spec
+    return f"{spec}{'&' if '?' in spec else '?'}crop=1"
 
 
 def is_of_a_run(path: Path) -> bool:

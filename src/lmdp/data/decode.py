@@ -20,6 +20,8 @@ from lmdp.data.request import Say
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+PHOTOS = (".heic", ".heif", ".avif", ".dng", ".raw", ".jxl", ".cr2", ".nef", ".arw")
+"""Endings of photos that phones and cameras make and Pillow does not read by itself."""
 ORIENTATION = 0x0112  # of EXIF
 GREY = ("1", "L", "LA", "La")
 COLOUR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -129,5 +131,12 @@ def _opened(picture: Picture) -> Iterator[Image]:
                 yield image
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise ValueError(f"{picture.name} is refused, it may be a decompression bomb: {error}") from error
+    except FileNotFoundError as error:
+        raise ValueError(f"{picture.name} cannot be read as an image: there is no file {picture.file!s}") from error
     except Exception as error:  # Pillow's plugins raise whatever a broken file makes them stumble over
-        raise ValueError(f"{picture.name} cannot be read as an image: {error}. Repair or remove it.") from error
+        raise ValueError(f"{picture.name} cannot be read as an image: {error}. {_remedy(picture)}") from error
+
+
+def _remedy(picture: Picture) -> str:
+    ending = picture.file.suffix.lower() if isinstance(picture.file, Path) else ""
+    return f"{ending} photos are not read here: save it as .jpg." if ending in PHOTOS else "Repair or remove it."

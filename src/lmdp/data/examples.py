@@ -71,6 +71,27 @@ def units(examples: Any) -> int:
     return len(set(users_of(examples))) or len(examples)
 
 
+def names_of(examples: Any) -> tuple[str, ...]:
+    """Where each example stands in its folder or table; () where the data does not say."""
+    names: tuple[str, ...] = getattr(examples, "names", ())
+    return names
+
+
+def names_at(names: tuple[str, ...], indices: Tensor) -> tuple[str, ...]:
+    return tuple(names[i] for i in indices.tolist()) if names else ()
+
+
+def names_together(first: Any, second: Any) -> tuple[str, ...]:
+    """Of examples that are joined; () unless both have them."""
+    names = names_of(first) + names_of(second)
+    return names if len(names) == len(first) + len(second) else ()
+
+
+def check_names(names: tuple[str, ...], count: int) -> None:
+    if names and len(names) != count:
+        raise ValueError(f"names are {len(names)}; there are {count} examples, one name each")
+
+
 def digests_of(examples: Examples, key: bytes) -> list[str]:
     users = ["" if user.startswith(NOBODY) else f" of {user}" for user in users_of(examples)] or [""] * len(examples)
     rows = zip(examples.contents(), examples.labels.tolist(), users, strict=True)

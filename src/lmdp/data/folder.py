@@ -13,15 +13,13 @@ from pathlib import Path
 import torch
 
 from lmdp.data.classes import seen_channels, seen_names
-from lmdp.data.decode import Picture, decode
+from lmdp.data.decode import PHOTOS, Picture, decode
 from lmdp.data.faces import landmarks_for, read_landmarks
 from lmdp.data.images import Images, Source
 from lmdp.data.request import Request
 from lmdp.data.splits import at_most, hold_out
 
 SUFFIXES = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
-PHOTOS = (".heic", ".heif", ".avif", ".dng", ".raw", ".jxl", ".cr2", ".nef", ".arw")
-"""Endings of photos that phones and cameras make and Pillow does not read by itself."""
 TRAIN, TEST = "train", ("test", "val", "validation", "valid")
 LIST = "classes.txt"
 FACE_SIZE = 112  # of aligned faces, where no size is asked for: the template's own
@@ -183,4 +181,4 @@ def _read(files: Labelled, root: Path, request: Request) -> Images:
         ]
     crop = request.number("crop", 1) is not None
     pixels = decode(pictures, size=size, channels=request.channels, crop=crop, say=request.say)
-    return Images(pixels, torch.tensor([label for _, label in files], dtype=torch.int64))
+    return Images(pixels, torch.tensor([label for _, label in files], dtype=torch.int64), tuple(names))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmdp.data.examples import Examples, digests_of, owners
+from lmdp.data.examples import Examples, check_names, digests_of, names_at, names_together, owners
 from lmdp.data.splits import non_member_chance, non_members, places, smallest
 from lmdp.data.tokens import Tokenizer
 
@@ -21,10 +21,14 @@ MAX_CLASSES = 100_000  # where only labels say how many there are
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images(Dataset[tuple[Tensor, int]]):
-    """Examples and their labels. Bytes [N, C, H, W] are handed out as (x / 255 − 0.5) / 0.5; floats as they are."""
+    """Examples and their labels. Bytes [N, C, H, W] are handed out as (x / 255 − 0.5) / 0.5; floats as they are.
+
+    `names` are those of the files of a folder; no model and no digest knows of them.
+    """
 
     pixels: Tensor
     labels: Tensor
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         kind, shape = self.pixels.dtype, tuple(self.pixels.shape)
@@ -38,6 +42,7 @@ class Images(Dataset[tuple[Tensor, int]]):
             )
         if not shape or len(self.pixels) != len(self.labels):
             raise ValueError(f"there are {shape[0] if shape else 0} images and {len(self.labels)} labels; one each")
+        check_names(self.names, len(self.labels))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,7 +70,7 @@ class Images(Dataset[tuple[Tensor, int]]):
     def take(self, indices: Sequence[int] | Tensor) -> Images:
         """These examples, in this order."""
         at = torch.as_tensor(indices, dtype=torch.long)
-        return Images(self.pixels[at], self.labels[at])
+        return Images(self.pixels[at], self.labels[at], names_at(self.names, at))
 
     def __lmdp_examples_at__(self, indices: Tensor) -> list[Tensor]:
         """What a data loader would collate of these examples."""
@@ -73,11 +78,13 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     def cut(self, n: int) -> tuple[Images, Images]:
         """The first `n` and the others, without copying."""
-        return Images(self.pixels[:n], self.labels[:n]), Images(self.pixels[n:], self.labels[n:])
+        first = Images(self.pixels[:n], self.labels[:n], self.names[:n])
+        return first, Images(self.pixels[n:], self.labels[n:], self.names[n:])
 
     def joined(self, others: Images) -> Images:
         """These examples, then the others."""
-        return Images(torch.cat([self.pixels, others.pixels]), torch.cat([self.labels, others.labels]))
+        pixels, labels = torch.cat([self.pixels, others.pixels]), torch.cat([self.labels, others.labels])
+        return Images(pixels, labels, names_together(self, others))
 
     def contents(self) -> Iterator[bytes]:
         """The values of each example, without its label: copies of an image are one content, whatever it is called."""
@@ -85,7 +92,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     def relabelled(self, labels: Sequence[int]) -> Images:
         """The same images with other labels."""
-        return Images(self.pixels, self.labels.new_tensor(labels))
+        return replace(self, labels=self.labels.new_tensor(labels))
 
     def digests(self, key: bytes) -> list[str]:
         """Of each example with its label. Without the key nobody can tell whether an example is among them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -20,7 +22,7 @@ def fit(images: Images, *, size: int | None, channels: int | None) -> Images:
     if len(images.shape) != 3 or images.shape[0] not in (1, 3):
         raise ValueError(f"examples of shape {images.shape} are no images [C, H, W]; leave size and channels out")
     parts = [_fit(part, size, channels) for part in images.pixels.split(CHUNK)]
-    return Images(torch.cat(parts), images.labels)
+    return replace(images, pixels=torch.cat(parts))
 
 
 def _fit(pixels: Tensor, size: int | None, channels: int | None) -> Tensor:

@@ -24,11 +24,12 @@ from lmdp.data.tokens import check_length, tokenizer_for
 
 
 class Row(NamedTuple):
-    """A text, its label and, where a column says so, whose it is."""
+    """A text, its label, where a column says so whose it is, and in which line of which file it stands."""
 
     text: str
     label: int | str
     user: str = ""
+    name: str = ""
 
 
 LONGEST_FIELD = 2**24
@@ -67,7 +68,8 @@ def text_source(request: Request, train: Sequence[tuple[Any, ...]], test: Sequen
         ids, mask = tokenizer.encode([row.text for row in rows], length)
         labels = [number_of(row.label, classes, request) for row in rows]
         users = tuple(row.user for row in rows) if request.user else ()
-        parts.append(Texts(ids, mask, torch.tensor(labels, dtype=torch.int64), users))
+        names = tuple(row.name for row in rows) if all(row.name for row in rows) else ()
+        parts.append(Texts(ids, mask, torch.tensor(labels, dtype=torch.int64), users, names))
     return Source(
         request.spec,
         parts[0],
@@ -100,7 +102,8 @@ def _json_rows(path: Path, request: Request) -> Iterator[Row]:
         with _opened(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _row(_object(line, f"{path} line {number}"), f"{path} line {number}", request)
+                    where = f"{path} line {number}"
+                    yield _row(_object(line, where), where, request)._replace(name=f"{path.name}:{number}")
     except (UnicodeDecodeError, EOFError, OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -118,7 +121,8 @@ def _csv_rows(path: Path, request: Request) -> Iterator[Row]:
         with _opened(path) as file:
             reader = csv.DictReader(file, strict=True)
             for fields in reader:
-                yield _row(fields, f"{path} line {reader.line_num}", request)
+                row = _row(fields, f"{path} line {reader.line_num}", request)
+                yield row._replace(name=f"{path.name}:{reader.line_num}")
     except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     finally:

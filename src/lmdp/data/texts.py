@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmdp.data.examples import NOBODY, digests_of
+from lmdp.data.examples import NOBODY, check_names, digests_of, names_at, names_together
 from lmdp.data.splits import places, smallest
 
 IDS, MASK = "input_ids", "attention_mask"
@@ -24,13 +24,14 @@ IDS, MASK = "input_ids", "attention_mask"
 class Texts(Dataset[tuple[dict[str, Tensor], int]]):
     """Texts and their labels: `ids` and `mask` are int64 [N, T], the mask is 1 for words and 0 for padding.
 
-    `users` names the person of every text; without it every text stands for itself.
+    `users` names the person of every text; without it every text stands for itself. `names` are the lines of a table.
     """
 
     ids: Tensor
     mask: Tensor
     labels: Tensor
     users: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, tensor in (("ids", self.ids), ("mask", self.mask)):
@@ -41,6 +42,7 @@ class Texts(Dataset[tuple[dict[str, Tensor], int]]):
                 )
         if self.users and len(self.users) != len(self.labels):
             raise ValueError(f"users names {len(self.users)} rows; there are {len(self.labels)}")
+        check_names(self.names, len(self.labels))
         if self.labels.dtype != torch.int64 or self.labels.dim() != 1 or self.ids.shape != self.mask.shape:
             raise ValueError(
                 f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}; they must be int64 [N], and ids "
@@ -67,7 +69,7 @@ class Texts(Dataset[tuple[dict[str, Tensor], int]]):
     def take(self, indices: Sequence[int] | Tensor) -> Texts:
         at = torch.as_tensor(indices, dtype=torch.long)
         users = tuple(self.users[i] for i in at.tolist()) if self.users else ()
-        return Texts(self.ids[at], self.mask[at], self.labels[at], users)
+        return Texts(self.ids[at], self.mask[at], self.labels[at], users, names_at(self.names, at))
 
     def __lmdp_examples_at__(self, indices: Tensor) -> list[dict[str, Tensor] | Tensor]:
         """What a data loader would collate of these examples."""
@@ -76,7 +78,7 @@ class Texts(Dataset[tuple[dict[str, Tensor], int]]):
     def joined(self, others: Texts) -> Texts:
         pairs = ((self.ids, others.ids), (self.mask, others.mask), (self.labels, others.labels))
         ids, mask, labels = (torch.cat(pair) for pair in pairs)
-        return Texts(ids, mask, labels, self._users_with(others))
+        return Texts(ids, mask, labels, self._users_with(others), names_together(self, others))
 
     def _users_with(self, others: Texts) -> tuple[str, ...]:
         """Of both together; a text of nobody is a user of its own."""

@@ -19,6 +19,8 @@ def embed(model: nn.Module, inputs: Inputs, layer: str, *, pooling: str = "mean"
     """[n, d]: the layer's representation of each input. Of feature maps the mean over places, of texts as `pooling`
     says: the mean over the attention mask, the first position (cls), or the last of the mask."""
     require_pooling(pooling)
+    if not count(inputs):
+        raise ValueError("there are 0 inputs to embed; give at least 1")
     taps = tap_modules(model, [layer])
     caught: dict[str, Any] = {}
     parts = []
