@@ -147,6 +147,13 @@ def test_canaries_that_would_show_nothing_are_refused(options: dict[str, Any], s
         plant_canaries(data(), **{"number": 400, "classes": CLASSES, **options})
 
 
+def test_too_few_examples_for_any_canaries_are_told_how_many_it_takes() -> None:
+    few = TensorDataset(*data()[:599])
+    with pytest.raises(ValueError, match=r"300 canaries for 599 examples.* at least 600.*canaries = 0"):
+        plant_canaries(few, number=300, classes=CLASSES)
+    plant_canaries(TensorDataset(*data()[:600]), number=300, classes=CLASSES)
+
+
 def test_the_command_line_asks_for_as_many() -> None:
     assert rules.FEWEST_CANARIES == FEWEST_CANARIES
 

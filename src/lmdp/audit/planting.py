@@ -188,6 +188,12 @@ def refuse_unfit(planted: Sequence[bytes], labels: Sequence[int], contents: Sequ
 
 
 def _refuse_number(number: int, examples: int) -> None:
+    if MOST * examples < FEWEST_CANARIES:
+        raise ValueError(
+            f"there would be {number} canaries for {examples} examples, of which there must be at least "
+            f"{int(FEWEST_CANARIES / MOST)}: canaries are {FEWEST_CANARIES} or more, and at most half as many as "
+            "examples. Train on more examples, or without canaries (canaries = 0)"
+        )
     if not FEWEST_CANARIES <= number <= MOST * examples:
         raise ValueError(
             f"there would be {number} canaries for {examples} examples; there must be at least {FEWEST_CANARIES}, so "
