@@ -221,7 +221,10 @@ def test_of_epsilon_and_delta_alone_several_examples_cost_as_many_epsilons_at_a_
 
 def test_page_and_card_tell_of_people_with_several_examples_and_how_to_protect_them() -> None:
     one = replace(sample.dpsgd(), limit=0.1, several={2: 0.3001, 5: 0.8, 10: 1.0})
-    assert "80 % of those with 5 examples, at most 100 % of those with 10 examples. 100 % is no limit." in several(one)
+    assert (
+        "80 % of those with 5 examples, at most 100 % of those with 10 examples can be recognised. 100 % is no limit."
+        in several(one)
+    )
     for told in (card(sample.story(trained=(one,))), render(sample.story(trained=(one,)))):
         assert "at most 31 % of those with 2 examples" in told
         assert "lmdp.PerUser" in told
@@ -271,6 +274,54 @@ def test_the_headline_speaks_of_models_and_not_of_methods_in_which_members_are_f
     assert "in the model trained by DP-SGD; that is no proof." in headline(STORIES["alone"])
     told = headline(STORIES["ordinary"])
     assert "in the model trained by SGD, and not in the models trained by DP-SGD and LM-DP-SGD" in told
+
+
+@pytest.mark.parametrize("layer", [0.5, 0.6])
+@pytest.mark.parametrize("output", [0.5, 0.6])
+def test_what_the_output_of_a_model_gives_away_is_found_as_what_a_layer_gives_away_is(
+    layer: float, output: float
+) -> None:
+    seen = sample.audit(dict.fromkeys(sample.LAYERS, layer), output=output)
+    trained = replace(sample.dpsgd(), audit=seen)
+    found = headline(sample.story(trained=(trained,)))
+    assert ("did not find" in found) is (max(layer, output) < 0.55)
+    (told,) = (one for one in facts(trained, sample.story()).tried if one.startswith("Ordinary examples"))
+    assert ("no layer" in told) is (layer < 0.55)
+    says = {
+        (0.5, 0.5): "nor does the model's own output",
+        (0.5, 0.6): "but the model's own output does",
+        (0.6, 0.5): "the model's own output does not measurably",
+        (0.6, 0.6): "and so does the model's own output",
+    }
+    assert f", {says[layer, output]} (AUC {output:.3f} [" in told
+    silent = replace(trained, audit=replace(seen, reference=None))
+    assert not any("output" in one for one in facts(silent, sample.story()).tried)
+
+
+def test_the_output_is_counted_among_what_gives_canaries_away() -> None:
+    """In the sample every model's output does, and here no layer of the private ones."""
+    story = sample.planted_story(dpsgd=0.503, lm=0.503)
+    found = "Attacks found the most vulnerable examples in the models trained by SGD, DP-SGD and LM-DP-SGD."
+    assert found in headline(story)
+    for trained in story.trained[1:]:
+        most = facts(trained, story).tried[0]
+        assert "no layer gives them away measurably" in most
+        assert "but the model's own output does (AUC 0.610 [" in most
+    assert render(story).count("AUC of the model output") == 2
+
+
+def test_of_several_models_those_without_a_promise_may_not_leave_and_each_other_has_its_own_decision() -> None:
+    together, one = sample.story(), sample.story(trained=(sample.dpsgd(),))
+    for told in (html.unescape(render(together)), card(together)):
+        assert "all files of SGD: nothing is promised of them" in told
+        assert "release DP-SGD" in told
+        assert "release LM-DP-SGD" in told
+        assert "release SGD" not in told
+        assert "release none" in told
+    for told in (html.unescape(render(one)), card(one)):
+        assert "nothing is promised of them" not in told
+        assert "release none" not in told
+        assert "do not release" in told
 
 
 def test_the_questions_of_the_page_are_those_of_the_documentation() -> None:

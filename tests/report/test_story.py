@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lmdp.guards.verdicts import ASSUMPTIONS
 from lmdp.report import Story, Trained, figures, render, verdict
 from lmdp.report.tables import tpr_limit
-from lmdp.report.values import accuracy, is_certified, wilson
+from lmdp.report.values import accuracy, at_output, is_certified, wilson
 from lmdp.report.verdict import NO_PROOF
 from tests.report import sample
 
@@ -136,6 +136,7 @@ def test_every_number_of_the_tables_is_in_the_data() -> None:
     values += [limit for t in story.trained if (limit := tpr_limit(t)) is not None]
     assert story.risk is not None
     values += [edge for layer in story.risk.layers for edge in story.risk.corrected(layer)]
+    values += [edge for t in story.trained if t.audit and (own := at_output(t.audit)) for edge in own.interval]
     rounded = {f"{value:.3f}" for value in values}
     tables = list(parsed(render(story)).iter("td"))
     shown = [number for cell in tables for number in re.findall(r"\d\.\d{3}", words(cell))]

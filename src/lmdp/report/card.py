@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from lmdp.report.files import MAY, MUST_NOT, THE_REST, listed
 from lmdp.report.guarantee import not_covered
-from lmdp.report.release import BY_WHOM, NO_PROOF, OTHER_TRAININGS, facts, published, unit, untried
+from lmdp.report.release import (
+    BY_WHOM,
+    NO_PROOF,
+    OTHER_TRAININGS,
+    decisions,
+    facts,
+    published,
+    unit,
+    unpromised,
+    untried,
+)
 from lmdp.report.values import accuracy, assumed, epsilon, epsilon_text, finite, small
 
 if TYPE_CHECKING:
@@ -29,7 +39,8 @@ def card(story: Story) -> str:
     parts += ["## What is protected\n", f"{_plain(unit(story))}\n"]
     parts += ["## What may be published\n", f"{_plain(published(story))}\n"]
     parts += ["## Other trainings\n", f"{OTHER_TRAININGS}\n", *_gaps(story), *_files(story)]
-    parts.append("## Decision\n\n- [ ] release\n- [ ] do not release\n\nName, date and reasons:\n")
+    ticks = "".join(f"- [ ] {_plain(one)}\n" for one in decisions(story))
+    parts.append(f"## Decision\n\n{ticks}\nName, date and reasons:\n")
     return "\n".join(parts)
 
 
@@ -92,7 +103,8 @@ def _gaps(story: Story) -> Iterator[str]:
 def _files(story: Story) -> Iterator[str]:
     for word in (MAY, MUST_NOT):
         names = [f"- `{name}`: {why}" for name, why in listed(word, story.files)]
-        names += [f"- {THE_REST}"] if word == MUST_NOT else []
+        if word == MUST_NOT:
+            names = [*(f"- {_plain(one)}" for one in unpromised(story)), *names, f"- {THE_REST}"]
         yield f"## What {word}\n\n" + "\n".join(names) + "\n"
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from lmdp.report.drawn import Vulnerable
 from lmdp.report.tables import tpr_limit
-from lmdp.report.values import LITTLE, epsilon, is_certified, percent
+from lmdp.report.values import LITTLE, epsilon, found_in_output, is_certified, percent
 
 if TYPE_CHECKING:
+    from lmdp.report.drawn import Audit
     from lmdp.report.story import Story, Trained
 
 
@@ -56,8 +57,9 @@ def _promised(trained: Sequence[Trained]) -> str:
 def _measured(audited: Sequence[Trained]) -> str:
     sides = [(t, side) for t in audited if t.audit is not None and (side := Vulnerable.of(t.audit)) is not None]
     who = "the most vulnerable examples" if sides else "ordinary examples, the only ones tried,"
-    peaks = [(t, side.peak) for t, side in sides] or [(t, t.audit.peak) for t in audited if t.audit is not None]
-    open_, quiet = ([t for t, top in peaks if (top.interval[0] > 0.5) is leaks] for leaks in (True, False))
+    seen: list[tuple[Trained, Audit]] = [*sides] or [(t, t.audit) for t in audited if t.audit is not None]
+    told_by = [(t, audit.peak.interval[0] > 0.5 or found_in_output(audit)) for t, audit in seen]
+    open_, quiet = ([t for t, leaks in told_by if leaks is wanted] for wanted in (True, False))
     if not open_:
         return f"Attacks did not find {who} in {_models(quiet)}; that is no proof."
     told = f"Attacks found {who} in {_models(open_)}"

@@ -15,7 +15,7 @@ from lmdp.report.headline import headline
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
 from lmdp.report.release import box
 from lmdp.report.svg import Style, el, text
-from lmdp.report.values import accuracy, peak, small
+from lmdp.report.values import accuracy, peak, percent, small
 from lmdp.report.verdict import verdict
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 RANGES = (
-    "Ranges, in brackets or below a number, are 95 % intervals; that of a model's leakiest layer is corrected for "
-    "having looked at all of them. Certified: by this program, under the assumptions that stand under Privacy; by no "
-    "authority."
+    "Ranges, in brackets or below a number, are 95 % intervals; those of a model's leakiest layer and of its output "
+    "are corrected for having looked at all layers. Certified: by this program, under the assumptions that stand under "
+    "Privacy; by no authority."
 )
 
 
@@ -172,8 +172,9 @@ def _about_roc(models: list[Audited], limits: list[Limit]) -> str:
             f"Grey: no attack on a model with epsilon {limit.epsilon:.3g} and delta {small(limit.delta)} can exceed it."
             if limit.visible(least)
             else f"The limit that epsilon {limit.epsilon:.3g} and delta {small(limit.delta)} alone set lies beyond "
-            f"these axes: at a false positive rate of {least:g} a true positive rate of up to {limit.tpr(least):.2f}. "
-            "The exact mechanism (noise, sampling rate, steps) sets a tighter one, which stands under Numbers."
+            f"these axes: at a false positive rate of {least:g} a true positive rate of up to "
+            f"{percent(limit.tpr(least))}. The exact mechanism (noise, sampling rate, steps) sets a tighter one, which "
+            "stands under Numbers."
             for limit in limits
         ),
     ]
@@ -215,9 +216,10 @@ def _table(story: Story) -> str:
     if not story.trained:
         return ""
     note = (
-        "The interval of the peak is corrected for having looked at every layer. TPR, FPR: true, false positive rate. "
-        "No attack exceeds the limit if the epsilon holds. Where the exact mechanism of the training is known (noise, "
-        "sampling rate, steps), the limit is taken from it: epsilon and delta alone would allow more."
+        "The intervals of the peak and of the output are corrected for having looked at every layer. TPR, FPR: true, "
+        "false positive rate. No attack exceeds the limit if the epsilon holds. Where the exact mechanism of the "
+        "training is known (noise, sampling rate, steps), the limit is taken from it: epsilon and delta alone would "
+        "allow more."
     )
     return section("Numbers", tables.models(story), paragraph(note, "note after"), key="numbers")
 

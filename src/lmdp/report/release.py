@@ -17,10 +17,23 @@ from lmdp.report.html import listing, named, pairs, paragraph, section
 from lmdp.report.roc import of_several
 from lmdp.report.svg import Style, el, text
 from lmdp.report.tables import limit_of, tpr_limit
-from lmdp.report.values import LITTLE, assumed, epsilon, epsilon_text, finite, is_certified, peak, percent, small
+from lmdp.report.values import (
+    LITTLE,
+    Estimate,
+    assumed,
+    at_output,
+    epsilon,
+    epsilon_text,
+    finite,
+    found_in_output,
+    is_certified,
+    peak,
+    percent,
+    small,
+)
 
 if TYPE_CHECKING:
-    from lmdp.report.drawn import Bound
+    from lmdp.report.drawn import Audit, Bound
     from lmdp.report.story import Story, Trained
 
 NO_PROOF = "An audit that finds nothing is no proof."
@@ -133,7 +146,8 @@ def several(trained: Trained) -> str:
     claimed = "" if is_certified(trained.privacy or {}) else "Claimed, not certified: "
     none = " 100 % is no limit." if any(percent(rate) == "100 %" for rate in rates.values()) else ""
     return (
-        f"{claimed}Of people with several examples can be recognised, at 1 % false alarms: {told}.{none} {PER_PERSON}"
+        f"{claimed}Whoever is in the data with several examples is promised less: at 1 % false alarms {told} can be "
+        f"recognised.{none} {PER_PERSON}"
     )
 
 
@@ -157,13 +171,11 @@ def tried(trained: Trained) -> list[str]:
     if side is None:
         said.append(untried(trained))
     else:
-        seen = _seen(side.peak.interval[0] > 0.5, side.peak.name)
-        said.append(f"The most vulnerable, {side.members + side.nonmembers} canaries: {seen} (AUC {peak(side)}).")
+        said.append(f"The most vulnerable, {side.members + side.nonmembers} canaries: {_seen(side)}.")
     if trained.audit.canaries is not None and trained.audit.canaries.bound is not None:
         said.append(_bounded(trained.audit.canaries.bound))
-    seen = _seen(trained.audit.peak.interval[0] > 0.5, trained.audit.peak.name)
     count = f"{trained.audit.members} members against {trained.audit.nonmembers} others"
-    said.append(f"Ordinary examples, {count}: {seen} (AUC {peak(trained.audit)}).")
+    said.append(f"Ordinary examples, {count}: {_seen(trained.audit)}.")
     return [*said, NO_PROOF]
 
 
@@ -174,8 +186,20 @@ def untried(trained: Trained) -> str:
     return f"The most vulnerable examples were not tried: {why}."
 
 
-def _seen(leaks: bool, layer: str) -> str:
-    return f"layer '{layer}' gives them away" if leaks else "no layer gives them away measurably"
+def _seen(audit: Audit) -> str:
+    """What layers give away, and the model's own output."""
+    layer = audit.peak.interval[0] > 0.5
+    told = f"layer '{audit.peak.name}' gives them away" if layer else "no layer gives them away measurably"
+    told += f" (AUC {peak(audit)})"
+    if (output := at_output(audit)) is None:
+        return told
+    also = {
+        (True, True): "and so does the model's own output",
+        (True, False): "the model's own output does not measurably",
+        (False, True): "but the model's own output does",
+        (False, False): "nor does the model's own output",
+    }[layer, found_in_output(audit)]
+    return f"{told}, {also} (AUC {Estimate(output.auc, output.interval)})"
 
 
 def _bounded(bound: Bound) -> str:
@@ -191,8 +215,9 @@ def _again(privacy: Mapping[str, Any]) -> str:
         return ""
     return (
         "Every further model of the same data counts, if it is released or looked at to choose. A second one like this "
-        f"costs at most epsilon {epsilon_text(2 * spent)} (delta {small(2 * delta)}) with it; lmdp compare computes it "
-        "exactly."
+        f"costs at most epsilon {epsilon_text(2 * spent)} (delta {small(2 * delta)}) with it; "
+        "lmdp.accounting.composed_epsilon computes it exactly, from noise_multiplier, sample_rate and steps in the "
+        "privacy.json of both."
     )
 
 
@@ -229,7 +254,7 @@ def box(story: Story) -> str:
     lists = (
         el("div", el("h3", f"What {word}"), listing(_files(word, story)), class_="files") for word in (MAY, MUST_NOT)
     )
-    signed = el("p", text("Decision: ☐ release  ☐ do not release"), class_="sign") + el(
+    signed = el("p", text(f"Decision: {'  '.join(f'☐ {one}' for one in decisions(story))}"), class_="sign") + el(
         "p", text("Name, date and reasons:"), class_="sign line"
     )
     return section(
@@ -241,6 +266,13 @@ def box(story: Story) -> str:
         signed,
         key="release",
     )
+
+
+def decisions(story: Story) -> list[str]:
+    """What may be ticked: each model that promises something, where there are several."""
+    private = [trained.name for trained in story.trained if trained.privacy is not None]
+    release = [f"release {name}" for name in private] if private and len(story.trained) > 1 else ["release"]
+    return [*release, "do not release" if len(release) == 1 else "release none"]
 
 
 def _card(fact: Facts, style: Style) -> str:
@@ -260,4 +292,10 @@ def _card(fact: Facts, style: Style) -> str:
 
 def _files(word: str, story: Story) -> list[str]:
     told = [f"{name}{'…' if name == 'audit' else ''}: {why}" for name, why in listed(word, story.files)]
-    return [*told, THE_REST] if word == MUST_NOT else told
+    return [*unpromised(story), *told, THE_REST] if word == MUST_NOT else told
+
+
+def unpromised(story: Story) -> list[str]:
+    """Of several models, those that are not private: the list of what may leave is not of them."""
+    public = [trained.name for trained in story.trained if trained.privacy is None]
+    return [f"all files of {name}: nothing is promised of them" for name in public if len(story.trained) > len(public)]

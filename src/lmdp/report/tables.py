@@ -12,6 +12,7 @@ from lmdp.report.svg import el, text
 from lmdp.report.values import (
     Estimate,
     accuracy,
+    at_output,
     at_peak,
     between,
     beyond_layers,
@@ -30,7 +31,13 @@ if TYPE_CHECKING:
     from lmdp.risk.profile import RiskProfile
 
 NONE = "–"
-VULNERABLE = ("canaries: leakiest layer", "AUC there", "TPR at 1 % FPR", "epsilon, at least")
+VULNERABLE = (
+    "canaries: leakiest layer",
+    "AUC there",
+    "TPR at 1 % FPR",
+    "AUC of the model output",
+    "epsilon, at least",
+)
 ORDINARY = (
     "ordinary: leakiest layer",
     "AUC there",
@@ -100,10 +107,10 @@ def _model(trained: Trained, canaries: Sequence[Audit | None]) -> list[str]:
     return [
         value(accuracy(trained)),
         spent(trained),
-        *(cell for side in canaries for cell in (*_peak(side), shown)),
+        *(cell for side in canaries for cell in (*_peak(side), _output(side), shown)),
         *_peak(audit),
         _plain(tpr_limit(trained)),
-        value(Estimate(audit.reference.auc, audit.reference.interval)) if audit and audit.reference else NONE,
+        _output(audit),
     ]
 
 
@@ -115,6 +122,11 @@ def _peak(audit: Audit | None) -> list[str]:
         value(peak(audit)) if audit else NONE,
         value(Estimate(leak.tpr_at_1pct, leak.tpr_at_1pct_interval)) if leak else NONE,
     ]
+
+
+def _output(audit: Audit | None) -> str:
+    shown = at_output(audit) if audit else None
+    return value(Estimate(shown.auc, shown.interval)) if shown else NONE
 
 
 def tpr_limit(trained: Trained) -> float | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lmdp.membership.metrics import around
+
 if TYPE_CHECKING:
     from lmdp.membership.leak import Leak
     from lmdp.report.drawn import Audit
@@ -175,7 +177,21 @@ def at_peak(leak: Leak, audit: Audit) -> Leak:
     return replace(leak, interval=audit.peak.interval) if leak.name == audit.peak.name else leak
 
 
+def at_output(audit: Audit) -> Leak | None:
+    """The model's own output, which its users see, with an interval that allows for having looked at all layers."""
+    if (leak := audit.reference) is None:
+        return None
+    return replace(leak, interval=around(leak.auc, leak.auc_error, 0.95 ** (1 / (len(audit.layers) + 1))))
+
+
+def found_in_output(audit: Audit) -> bool:
+    """Whether the model's own output gives members away measurably."""
+    leak = at_output(audit)
+    return leak is not None and leak.interval[0] > 0.5
+
+
 def beyond_layers(audit: Audit) -> list[tuple[str, Leak]]:
     """What was measured beside the layers, with its role."""
-    reference = [("reference", audit.reference)] if audit.reference else []
+    output = at_output(audit)
+    reference = [("reference", output)] if output is not None else []
     return [*reference, *(("control", control) for control in audit.controls)]
