@@ -34,7 +34,7 @@ from lmdp.lineage import (
     record,
     together,
 )
-from lmdp.lineage.index import LEAST_VALUES, SWITCH
+from lmdp.lineage.index import _SEEN, LEAST_VALUES, SWITCH
 from lmdp.lineage.noted import OFTEN
 
 STEP = Mechanism("dpsgd", "none", 1.0, 1.0, 1.1, 0.02, 20.0)
@@ -126,14 +126,28 @@ def test_what_a_training_left_as_it_was_is_not_its_release() -> None:
 
 
 def test_weights_trained_without_noise_cost_everything_unless_the_data_is_other() -> None:
-    record(weights(0), [Spending("sgd", 0.0, 0.1, 5, dataset="here")])
-    same, unknown, other = (Lineage(weights(0), dataset=name) for name in ("here", "", "there"))
-    for lineage in (same, unknown):
+    rows = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
+    here, part, there, short = (
+        dataset_digest(TensorDataset(x)) for x in (rows[:200], rows[190:250], rows[200:], rows[200:, :3])
+    )
+    record(weights(0), [Spending("sgd", 0.0, 0.1, 5, dataset=here)])
+    _SEEN.clear()  # as in another process
+    for x in (rows[190:250], rows[200:], rows[200:, :3]):
+        dataset_digest(TensorDataset(x))
+    for name in (here, part, ""):  # the same, data with ten of its examples, and unknown
+        lineage = Lineage(weights(0), dataset=name)
         assert lineage.epsilon(STEP, 10, DELTA) == math.inf
         assert "without any noise" in lineage.doubts[0]
+    for name in (short, "of another machine"):
+        lineage = Lineage(weights(0), dataset=name)
+        assert lineage.epsilon(STEP, 10, DELTA) == STEP.epsilon(10, DELTA)
+        assert "cannot be compared" in lineage.doubts[0]
+    other = Lineage(weights(0), dataset=there)
     assert other.epsilon(STEP, 10, DELTA) == STEP.epsilon(10, DELTA)
     assert other.doubts == ()
     assert "without privacy" in other.said[0]
+    other.record(weights(1), other.spent(1.1, 0.02, 10))  # what was public for these data is not for those
+    assert Lineage(weights(1), dataset=here).epsilon(STEP, 10, DELTA) == math.inf
 
 
 @pytest.mark.parametrize(("before", "now"), [("example", "user"), ("user", "example"), ("user", "user")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from lmdp.app.config import Config
 from lmdp.app.network import Network
 from lmdp.app.pipeline import parted_data
 from lmdp.app.progress import Show
-from lmdp.app.staged import computed, said_of_stage
+from lmdp.app.staged import computed, said_of_stage, taken_over
 from lmdp.methods import METHODS, SOURCES
 from lmdp.models import Probe, Tangent, merged
 from tests.app.test_text import WORDS, write_letters
@@ -239,6 +240,60 @@ def test_risk_is_measured_with_shadow_models_of_the_same_kind(home: Home) -> Non
         assert cli.main([*words, "--out", f"{tune}.json"]) == 0
         names = [layer["name"] for layer in json.loads(Path(f"{tune}.json").read_text())["layers"]]
         assert names == layers or len(names) == layers
+
+
+def test_private_texts_do_not_say_where_adapters_write(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*home.tangent(*DPSGD, "--public", home.data), "--out", "never"]) == 2
+    assert "are in both the public data and the private data" in capsys.readouterr().err
+
+
+class Scaled(torch.nn.Module):
+    """An encoder that divides by the largest number of the batch."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.inside, self.config = encoder, encoder.config
+
+    def forward(self, **texts: torch.Tensor) -> Any:
+        given = self.inside(**texts)
+        return SimpleNamespace(last_hidden_state=torch.tanh(given.last_hidden_state / given.last_hidden_state.max()))
+
+
+def test_an_encoder_in_which_texts_meet_makes_no_rows(home: Home) -> None:
+    config = Config.load(home.probe / "config.toml")
+    source = parted_data(config, Show(quiet=True))
+    model = Network.of(config, source).untrained()
+    assert isinstance(model, Probe)
+    model.encoder = Scaled(model.encoder)
+    with pytest.raises(ValueError, match="lets the texts of a batch meet"):
+        computed(config, model, source.train)
+
+
+@pytest.mark.parametrize("name", ["head.base_layer.weight", "encoder.encoder.layer.1.output.dense.direction"])
+def test_a_run_does_not_go_on_with_rows_of_another_beginning(home: Home, name: str) -> None:
+    config = Config.load(home.best / "config.toml")
+    model = Network.of(config, parted_data(config, Show(quiet=True))).untrained()
+    saved = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    saved["head.term.weight"] += 1  # is trained
+    taken_over(model, saved)
+    assert torch.equal(model.state_dict()["head.term.weight"], saved["head.term.weight"])
+    with pytest.raises(ValueError, match="begun with other weights or other public texts"):
+        taken_over(model, saved | {name: saved[name] * 1.1})
+
+
+def test_people_of_one_column_are_not_those_of_another(home: Home) -> None:
+    lines = [
+        json.loads(line) for line in Path(letters(Path("a.jsonl")).removeprefix("jsonl:")).read_text().splitlines()
+    ]
+    both = [json.dumps({**row, "reader": f"q{i % 500}"}) for i, row in enumerate(lines)]
+    Path("both.jsonl").write_text("".join(f"{line}\n" for line in both))
+    words = ["train", *home.model, "--data", "jsonl:both.jsonl", *REST[:4], "--delta", "1e-4", *HEAD, *DPSGD]
+    words += ["--user-rows", "2", "--batch-size", "100"]
+    for name, certified in (("sender", True), ("reader", False)):
+        begun = [] if certified else ["--init", "sender"]
+        assert cli.main([*words, "--unit", f"user:{name}", *begun, "--out", name]) == 0
+        assert privacy(Path(name))["certified"] == certified
+    assert "privacy of one user:sender" in privacy(Path("reader"))["verdicts"]["account"]["how"]
 
 
 def test_people_are_protected_as_one(home: Home) -> None:

@@ -51,10 +51,16 @@ class Account:
 
     def stated(self, statement: PrivacyStatement) -> PrivacyStatement:
         """The statement of an engine that was given this lineage, with what it cannot know."""
-        if not self.doubts:
+        doubts = list(self.doubts)
+        if (asked := self.lineage.unit.partition(":")[0]) != statement.unit:
+            doubts.append(
+                f"the privacy of one {asked} was asked for (unit), and epsilon is that of one {statement.unit}: the "
+                "examples do not say whose they are"
+            )
+        if not doubts:
             return statement
         before = statement.verdicts["account"]
-        reasons = dict.fromkeys([*([] if before.holds else [before.how]), *self.doubts])
+        reasons = dict.fromkeys([*([] if before.holds else [before.how]), *doubts])
         account = Verdict(VIOLATED if before == VIOLATED else NOT_ESTABLISHED, "; ".join(reasons))
         return replace(statement, verdicts={**statement.verdicts, "account": account})
 
@@ -81,7 +87,7 @@ def open_account(
         run="" if members is None else members.run,
         dataset=digest,
         inherited=_inherited(folder, config),
-        unit="example" if config.unit is None else "user",
+        unit=config.unit or "example",
     )
     doubts = {
         f"the shape of the model was read off the private examples: {'; '.join(map(str, source.inferred))}": bool(

@@ -52,17 +52,20 @@ class Network:
         return placed(model, config.device)
 
     def _aimed(self, model: Tangent) -> Tangent:
-        config = self.config
-        texts = load(_aimed_by(config), say=lambda _: None, **config.data_options).train
-        if not isinstance(texts, Texts):
-            raise ValueError(f"public is {config.public!r}, which holds no texts; tune = {TANGENT} needs public texts")
-        inputs, _ = texts.take(torch.arange(min(AIMED_BY, len(texts)))).tensors()
-        model.aim(inputs)
+        model.aim(public_texts(self.config))
         return model
 
     def fresh(self) -> nn.Module:
         """The same parameters for the same seed, whatever the method, so that methods compare fairly."""
         return fresh(self.untrained, self.config.seed or 0)
+
+
+def public_texts(config: Config) -> dict[str, Tensor]:
+    """Those that say where adapters write."""
+    texts = load(_aimed_by(config), say=lambda _: None, **config.data_options).train
+    if not isinstance(texts, Texts):
+        raise ValueError(f"public is {config.public!r}, which holds no texts; tune = {TANGENT} needs public texts")
+    return texts.take(torch.arange(min(AIMED_BY, len(texts)))).tensors()[0]
 
 
 def _aimed_by(config: Config) -> str:

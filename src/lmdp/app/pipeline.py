@@ -16,10 +16,11 @@ from lmdp.app.canaries import ordinary, plant, still_there
 from lmdp.app.chosen import keep
 from lmdp.app.config import SHADOW, Config
 from lmdp.app.embedding import audit_embedded, is_of_a_run
-from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of, trainable
+from lmdp.app.network import Network, freeze, fresh_model, laid_out, pooling_of, public_texts, trainable
 from lmdp.app.parts import said_of_parts
 from lmdp.app.progress import Show
 from lmdp.app.reports import short, story, tpr_limit, write_report
+from lmdp.app.rules import TANGENT
 from lmdp.app.runs import Card, RunFolder, load_model, write_json
 from lmdp.app.serving import built, write_card
 from lmdp.app.shares import handed_out
@@ -314,7 +315,12 @@ class Beginning:
 
 
 def public_examples(config: Config, source: Source, show: Show) -> Any:
-    """Public examples for weights = public, of the private data's shape and classes: tensors, or a dataset of texts."""
+    """Public examples for weights = public, of the private data's shape and classes: tensors, or a dataset of texts.
+
+    Refused where private examples are among them, or among the texts that say where adapters write.
+    """
+    if config.tune == TANGENT:
+        refuse_overlap(public_texts(config), source.pool.tensors()[0], kind="public")
     if not METHODS[config.method].reweighted or not SOURCES[config.weights].needs_public_data:
         return None
     examples = public_data(config.public or config.shadow or SHADOW, source.train.shape, config, show).train
@@ -324,7 +330,7 @@ def public_examples(config: Config, source: Source, show: Show) -> Any:
             f"public data {config.public or config.shadow!r} has labels up to {int(labels.max())}, but the model has "
             f"{len(source.classes)} classes. Choose public data with at most as many classes (public = SPEC)."
         )
-    refuse_overlap(inputs, source.pool.tensors()[0])
+    refuse_overlap(inputs, source.pool.tensors()[0], kind="public")
     return (inputs, labels) if isinstance(inputs, Tensor) else examples
 
 

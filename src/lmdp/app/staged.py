@@ -25,6 +25,10 @@ from lmdp.models.scattering import STRIDE
 
 AT_ONCE = 50
 """Examples. The last ones are filled up to as many, so that nothing here depends on how many there are."""
+TRIED = 4
+"""Texts whose rows are also made in the company of copies of themselves."""
+SAME, SHORTENED = 1e-4, 5e-2
+"""How much of its length rounding may move a row; of products that are shortened."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,7 +40,7 @@ class Rows(Images):
     def take(self, indices: Sequence[int] | Tensor) -> Rows:
         at = torch.as_tensor(indices, dtype=torch.long)
         users = tuple(self.users[i] for i in at.tolist()) if self.users else ()
-        return Rows(self.pixels[at], self.labels[at], users)
+        return Rows(self.pixels[at], self.labels[at], users=users)
 
 
 def computed(config: Config, model: nn.Module, examples: Any, *, exactly: bool = False) -> Any:
@@ -49,9 +53,52 @@ def computed(config: Config, model: nn.Module, examples: Any, *, exactly: bool =
     if isinstance(model, Probe):
         if exactly and not model.exact:
             return examples
+        _refuse_meeting(config, model, examples)
         with contextlib.nullcontext() if exactly else shortened(config):
-            return Rows(_every(model, examples), examples.labels, examples.users)
+            return Rows(_every(model, examples), examples.labels, users=examples.users)
     return Images(_every(model, examples), examples.labels)
+
+
+@torch.no_grad()
+def _refuse_meeting(config: Config, model: Probe, texts: Texts) -> None:
+    """Raise where a text's row depends on who goes through the encoder with it: steps, which are made on rows, do not
+    show it."""
+    at = torch.arange(AT_ONCE) % len(texts)
+    tolerance = SAME if torch.get_float32_matmul_precision() == "highest" else SHORTENED
+    inputs = moved(texts.take(at).tensors()[0], device_of(model))
+    assert isinstance(inputs, Mapping)
+    rows = model.stage(inputs)
+    for place in range(0, AT_ONCE, AT_ONCE // TRIED):
+        copies = {name: row[place : place + 1].expand(AT_ONCE, -1) for name, row in inputs.items()}
+        alone = model.stage(copies)[place]
+        if (rows[place] - alone).norm() > tolerance * alone.norm():
+            raise ValueError(
+                f"tune is {config.tune!r}, and {config.model} lets the texts of a batch meet, or draws at random: "
+                "beside others it makes another row of a text than beside its copies. One text could then change what "
+                "all others contribute, and no epsilon would hold. Choose another encoder"
+            )
+
+
+def taken_over(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Load what a checkpoint holds into the model that rows were made by; refused where those were other rows.
+
+    Rows follow from all that is not trained: other ones (of another released head, or along directions of other public
+    texts) are not what the steps so far were made on, nor what the account knows of.
+    """
+    if isinstance(model, Probe):
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        fixed = {name: t for name, t in model.state_dict().items() if name not in trained and name in saved}
+        other = [
+            name
+            for name, t in fixed.items()
+            if t.shape == saved[name].shape and not torch.allclose(t.cpu(), saved[name].cpu(), rtol=1e-3, atol=1e-4)
+        ]
+        if other:
+            raise ValueError(
+                f"the run was begun with other weights or other public texts: {', '.join(other[:3])} differ from its "
+                "checkpoint. Restore what init, model and public name, or start a new run in another folder"
+            )
+    model.load_state_dict(dict(saved))
 
 
 def staged_inputs(model: nn.Module, inputs: Inputs) -> Inputs:

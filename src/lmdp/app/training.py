@@ -24,7 +24,7 @@ from lmdp.app.parts import parts_of
 from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
 from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
-from lmdp.app.staged import computed
+from lmdp.app.staged import computed, taken_over
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
 from lmdp.data import EpochOrder, Examples, Texts
@@ -158,7 +158,7 @@ def restore(
 ) -> None:
     """Bring a training to a checkpoint. One of another training, or a forged one, is refused with a ValueError."""
     try:
-        model.load_state_dict(dict(checkpoint.model))
+        taken_over(model, checkpoint.model)
         optimizer.load_state_dict(dict(checkpoint.optimizer))
         if engine is not None:
             engine.load_state_dict(checkpoint.engine)

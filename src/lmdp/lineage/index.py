@@ -2,7 +2,8 @@
 
 It is in the user's data folder, or where $LMDP_LINEAGE says; LMDP_LINEAGE=0 switches it off, and then no account can
 be known to be complete (`blind`). It holds digests of released weights and a key, and no data: one line for every
-release, written under a lock. Damaged lines are passed over; what the others say still counts.
+release, written under a lock. Damaged lines are passed over; what the others say still counts. Of data that were
+trained on without noise it holds keyed digests of the examples, so that other data can be compared with them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ LEAST_VALUES = 4
 """Distinct values that a tensor must have to be recognised: fresh biases and norm weights are all zeros or ones."""
 MOST_LOOKED_AT = 4096
 """Values of a tensor among which they are looked for, spread over it."""
+MOST_EXAMPLES = 2**16
+"""Of a set of data whose digests are kept: those that are smallest."""
+DATASETS, SEEN = "datasets", 16
+"""Where they are; and of how many sets of data a process knows them without that."""
+_SEEN: dict[str, bytes] = {}
+_EACH = 16
 AT_ONCE = 2**20
 """Values that are converted at a time: a copy of a large table is much to hold beside a training."""
 
@@ -64,6 +71,9 @@ def append(tensors: Collection[str], spent: Sequence[Spending]) -> None:
     path = _index()
     if path is None or not tensors or not any(one.steps for one in spent):
         return
+    for one in spent:
+        if not one.noise_multiplier and one.dataset in _SEEN:
+            _keep(path.with_name(DATASETS) / one.dataset, _SEEN[one.dataset])
     line = json.dumps({"tensors": sorted(tensors), "spent": encoded(tuple(spent))}, allow_nan=False)
     try:
         with _locked(path), path.open("a+b") as file:
@@ -126,8 +136,54 @@ def dataset_digest(dataset: Any) -> str:
     contents = _contents(dataset)
     if key is None or contents is None:
         return ""
-    parts = sorted(hashlib.blake2b(content, digest_size=16, key=key).digest() for content in contents)
-    return hashlib.blake2b(b"".join(parts), digest_size=16, key=key).hexdigest()
+    parts = sorted(hashlib.blake2b(content, digest_size=_EACH, key=key).digest() for content in contents)
+    digest = hashlib.blake2b(b"".join(parts), digest_size=16, key=key).hexdigest()
+    kind = hashlib.blake2b(_kind(dataset).encode(), digest_size=_EACH, key=key).digest()
+    _SEEN.pop(digest, None)
+    _SEEN[digest] = kind + b"".join(parts[:MOST_EXAMPLES])
+    while len(_SEEN) > SEEN:
+        del _SEEN[next(iter(_SEEN))]
+    return digest
+
+
+def in_common(one: str, other: str) -> bool | None:
+    """Whether two sets of data, by their digests, have an example in common; None where nobody knows: of data that were
+    never seen here, and of examples that are cut or scaled otherwise."""
+    (kind, these), (another, those) = map(_examples_of, (one, other))
+    if not kind or kind != another:
+        return None
+    return not these.isdisjoint(those)
+
+
+def _kind(dataset: Any) -> str:
+    """Examples of one kind have the same content if they are the same."""
+    from torch.utils.data import TensorDataset
+
+    if isinstance(dataset, TensorDataset):
+        return f"TensorDataset {[(tuple(t.shape[1:]), t.dtype) for t in dataset.tensors]}"
+    return f"{type(dataset).__name__} {getattr(dataset, 'shape', '')}"
+
+
+def _examples_of(digest: str) -> tuple[bytes, frozenset[bytes]]:
+    path = _index()
+    held = _SEEN.get(digest, b"")
+    if not held and path is not None and digest.isalnum():
+        with suppress(OSError):
+            held = (path.with_name(DATASETS) / digest).read_bytes()
+    parts = [held[at : at + _EACH] for at in range(0, len(held), _EACH)]
+    return (parts[0], frozenset(parts[1:])) if parts else (b"", frozenset())
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """What cannot be kept is not known later, and then a training that goes on from there is not certified."""
+    with suppress(OSError):
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+        beside.replace(path)
 
 
 def _contents(dataset: Any) -> Iterator[bytes] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdp.accounting import Mechanism
 from lmdp.data.records import encoded
-from lmdp.lineage.index import append, blind, digests, earlier, steps_noted
+from lmdp.lineage.index import append, blind, digests, earlier, in_common, steps_noted
 from lmdp.lineage.spending import Spending, epsilon_of, spendings, together
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Lineage:
 
     Made before the first step, from everything that is saved with the model: frozen weights cost what they cost too.
     `run` names a training that is continued; its steps so far are then no earlier ones. `inherited` is what such a
-    training knew of when it began. `unit` is whose privacy it keeps.
+    training knew of when it began. `unit` is whose privacy it keeps: example, user, or user:COLUMN.
     `lost`: steps that such a training made, and its saved state does not know of.
     """
 
@@ -41,7 +41,9 @@ class Lineage:
         self.lost = 0
 
     def _differs(self, one: Spending) -> bool:
-        return bool(one.dataset and self.dataset) and one.dataset != self.dataset
+        """Whether it was trained on other data, as far as is known: on none of these examples."""
+        differ = bool(one.dataset and self.dataset) and one.dataset != self.dataset
+        return differ and not in_common(one.dataset, self.dataset)
 
     def state(self) -> dict[str, Any]:
         """For a saved run: its name, and what it had behind it."""
@@ -76,7 +78,7 @@ class Lineage:
 
     def record(self, parameters: Mapping[str, Tensor], spent: Sequence[Spending]) -> None:
         """Remember what is being released."""
-        append(self.released(parameters), spent)
+        append(self.released(parameters), together([*self.open, *spent]))
 
     def released(self, parameters: Mapping[str, Tensor]) -> set[str]:
         """Digests of them, but for what is as it was before the training: that is public."""
@@ -91,13 +93,25 @@ class Lineage:
             f"{len(self.earlier)})"
         )
         bare = any(not one.noise_multiplier for one in self.earlier)
-        shown = "the model began with weights that were trained on this data without any noise" if bare else ""
+        shown = (
+            "the model began with weights that were trained on this data, or on some of it, without any noise"
+            if bare
+            else ""
+        )
+        apart = all(in_common(one.dataset, self.dataset) is False for one in self.open)
+        unknown = (
+            "the model began with weights that were trained without noise on data that cannot be compared with these "
+            "(not known on this machine, or cut or scaled otherwise): whether they have examples in common is not "
+            "known. Train those weights again on this machine, on examples of the same shape"
+        )
         others = sorted({one.unit for one in self.earlier if one.noise_multiplier} - {self.unit})
         mixed = (
             f"the model began with weights of a training that kept the privacy of one {' or '.join(others)}: what it "
             f"cost one {self.unit} is not known, and epsilon is not that of both"
         )
-        return tuple(filter(None, [blind(), told if unsound else "", shown, mixed if others else ""]))
+        return tuple(
+            filter(None, [blind(), told if unsound else "", shown, "" if apart else unknown, mixed if others else ""])
+        )
 
     @property
     def said(self) -> tuple[str, ...]:

@@ -157,13 +157,13 @@ def _key(content: bytes, salt: str) -> bytes:
     return hashlib.blake2b(content, digest_size=16, salt=salt.encode()[:16]).digest()
 
 
-def refuse_overlap(public: Inputs, private: Inputs) -> None:
-    """Raise if an example of the public shadow data is also private; of texts, whatever they are padded with."""
+def refuse_overlap(public: Inputs, private: Inputs, *, kind: str = "shadow") -> None:
+    """Raise if an example of public data, of this kind, is also private; of texts, whatever they are padded with."""
     common = set(_meanings(public, private)) & set(_meanings(private, public))
     if common:
         raise ValueError(
-            f"{len(common)} examples are in both the shadow data and the private data. Shadow data must be public and "
-            "disjoint from private data, or the risk estimate itself leaks. Remove them from the shadow data."
+            f"{len(common)} examples are in both the {kind} data and the private data. {kind.capitalize()} data must "
+            f"be public and disjoint from private data, or what is made of them leaks. Remove them from {kind} data."
         )
 
 
