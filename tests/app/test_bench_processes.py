@@ -13,7 +13,11 @@ from lmdp.app.bench.processes import PLAIN, PRIVATE, processes_text
 
 def test_options_of_other_measurements_and_one_process_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--processes", "2", "--only", "lm"]) == 2
-    assert "it takes --models, --steps and --out" in capsys.readouterr().err
+    assert "it takes --models, --steps, --batch and --out" in capsys.readouterr().err
+    assert cli.main(["bench", "--processes", "2", "--batch", "3"]) == 2
+    assert "batch is 3; it must be at least 4" in capsys.readouterr().err
+    assert cli.main(["bench", "--batch", "3"]) == 2
+    assert "--batch is 3, which is of --processes: leave it out" in capsys.readouterr().err
     assert cli.main(["bench", "--processes", "1"]) == 2
     assert "processes is 1; it must be 2 or more" in capsys.readouterr().err
 

@@ -262,6 +262,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--only", default="", help="comma-separated parts of contenders' names; SGD is always in")
     bench.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process each")
     bench.add_argument("--channels-last", action="store_true", help="measure images in channels_last, SGD too")
+    bench.add_argument("--batch", type=int, metavar="N", help="of --processes: batches of so many, shared by all")
     other = bench.add_mutually_exclusive_group()
     other.add_argument("--growth", action="store_true", help="larger batches, models, sequences; the rest of the loop")
     other.add_argument(

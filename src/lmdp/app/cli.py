@@ -279,12 +279,14 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 def _bench(arguments: Namespace, show: Show) -> Result:
-    chosen = {"models": words_of(arguments.models)} if arguments.models else {}
+    chosen: dict[str, Any] = {"models": words_of(arguments.models)} if arguments.models else {}
     only = words_of(arguments.only)
     if arguments.growth and (chosen or only or arguments.no_memory or arguments.channels_last):
         raise ValueError("--growth measures models of its own; of the other options it takes --steps and --out")
     if arguments.plan and arguments.out:
         raise ValueError("--plan writes no files; leave out --out")
+    if arguments.batch is not None and arguments.processes is None:
+        raise ValueError(f"--batch is {arguments.batch}, which is of --processes: leave it out")
     from lmdp.app import bench
 
     if arguments.plan:
@@ -296,8 +298,9 @@ def _bench(arguments: Namespace, show: Show) -> Result:
         return {"text": f"{bench.growth_text(growth)}{where}", "json": growth}
     if arguments.processes is not None:
         if only or arguments.no_memory or arguments.channels_last:
-            raise ValueError("--processes compares with DDP only: it takes --models, --steps and --out")
-        rows = bench.by_processes(arguments.processes, **chosen, steps=arguments.steps, out=arguments.out, say=show.say)
+            raise ValueError("--processes compares with DDP only: it takes --models, --steps, --batch and --out")
+        settings = {"steps": arguments.steps, "batch": arguments.batch, "out": arguments.out}
+        rows = bench.by_processes(arguments.processes, **chosen, **settings, say=show.say)
         return {"text": f"{bench.processes_text(rows)}{where}", "json": rows}
     times = bench.run(
         **chosen,

@@ -71,6 +71,13 @@ class Case:
         """The same in this memory format, which only images have."""
         return replace(self, channels_last=channels_last and len(self.shape) == 4)
 
+    def of_size(self, batch: int | None) -> Case:
+        """The same with batches of so many."""
+        if batch is None:
+            return self
+        title = f"{self.title.rpartition(', batch ')[0]}, batch {batch}"
+        return replace(self, title=title, shape=(batch, *self.shape[1:]))
+
     @property
     def memory_format(self) -> str:
         return "channels last" if self.channels_last else "contiguous"

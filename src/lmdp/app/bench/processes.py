@@ -42,22 +42,35 @@ DEFAULT = ("scnn", "transformer", "encoder24")
 
 
 def by_processes(
-    most: int, *, models: Sequence[str] = DEFAULT, steps: int = 9, out: Path | None = None, say: Say = lambda line: None
+    most: int,
+    *,
+    models: Sequence[str] = DEFAULT,
+    steps: int = 9,
+    batch: int | None = None,
+    out: Path | None = None,
+    say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Measured for 1, 2, 4 … processes, up to `most`. A model of blocks under fully_shard, too, by several."""
+    """Measured for 1, 2, 4 … processes, up to `most`. A model of blocks under fully_shard, too, by several.
+
+    `batch`: of all processes together; each case has one of its own.
+    """
     if most < 2:
         raise ValueError(f"processes is {most}; it must be 2 or more (lmdp bench alone measures one)")
+    if batch is not None and batch < max(most, *GROWTH):
+        raise ValueError(f"batch is {batch}; it must be at least {max(most, *GROWTH)}, one example for each process")
     sizes = sorted({most, *(2**k for k in range(most.bit_length()) if 2**k <= most)})
-    measured: dict[str, Any] = {"torch": torch.__version__, "steps": steps, "cores": os.cpu_count()}
+    measured: dict[str, Any] = {"torch": torch.__version__, "steps": steps, "batch": batch, "cores": os.cpu_count()}
     measured |= {"models": {}, "growth": {}}
     for name in dict.fromkeys(case_name(model) for model in models):
         rows = measured["models"][name] = {}
         for size in sizes:
-            say(f"{CASES[name].title}: {size} processes")
+            say(f"{CASES[name].of_size(batch).title}: {size} processes")
             pairs = [(PLAIN, PRIVATE), *([(SHARDED, SHARDED_PRIVATE)] if CASES[name].blocks and size > 1 else [])]
-            rows[size] = [_compared(size, name, steps, pair) for pair in pairs]
+            rows[size] = [_compared(size, name, steps, batch, pair) for pair in pairs]
         measured["growth"][name] = {
-            size: (rows[size][0] if size in rows else _started(size, name, steps, (PLAIN, PRIVATE))[0])["seconds"]
+            size: (rows[size][0] if size in rows else _started(size, name, steps, batch, (PLAIN, PRIVATE))[0])[
+                "seconds"
+            ]
             for size in GROWTH
         }
     if out is not None:
@@ -66,17 +79,17 @@ def by_processes(
     return measured
 
 
-def _compared(size: int, name: str, steps: int, pair: tuple[str, str]) -> dict[str, Any]:
+def _compared(size: int, name: str, steps: int, batch: int | None, pair: tuple[str, str]) -> dict[str, Any]:
     """The steps of both in turns, and the peak of each by itself."""
-    row = _started(size, name, steps, pair)[0]
-    peaks = {which: _started(size, name, 3, (which,)) for which in pair}
+    row = _started(size, name, steps, batch, pair)[0]
+    peaks = {which: _started(size, name, 3, batch, (which,)) for which in pair}
     return row | {"peak_bytes": {which: max(one["peak"] for one in every) for which, every in peaks.items()}}
 
 
 def processes_text(measured: dict[str, Any]) -> str:
     lines = [f"{measured['steps']} steps, one thread for each process, {measured['cores']} cores"]
     for name, rows in measured["models"].items():
-        lines += ["", CASES[name].title]
+        lines += ["", CASES[name].of_size(measured["batch"]).title]
         for plain, private in ((PLAIN, PRIVATE), (SHARDED, SHARDED_PRIVATE)):
             of_pair = {size: row for size, every in rows.items() for row in every if plain in row["seconds"]}
             lines += [HEAD.format(plain)] if of_pair else []
@@ -108,12 +121,13 @@ def _line(size: int, row: dict[str, Any], pair: tuple[str, str]) -> str:
     )
 
 
-def _started(size: int, case: str, steps: int, which: tuple[str, ...]) -> list[dict[str, Any]]:
+def _started(size: int, case: str, steps: int, batch: int | None, which: tuple[str, ...]) -> list[dict[str, Any]]:
     """What each of so many fresh processes has measured."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         every = [
-            context.Process(target=_measure, args=(rank, size, folder, case, steps, which)) for rank in range(size)
+            context.Process(target=_measure, args=(rank, size, folder, case, steps, batch, which))
+            for rank in range(size)
         ]
         for process in every:
             process.start()
@@ -124,11 +138,13 @@ def _started(size: int, case: str, steps: int, which: tuple[str, ...]) -> list[d
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def _measure(rank: int, size: int, folder: str, name: str, steps: int, which: tuple[str, ...]) -> None:
+def _measure(
+    rank: int, size: int, folder: str, name: str, steps: int, batch: int | None, which: tuple[str, ...]
+) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    case, before = CASES[name], forget_peak()
+    case, before = CASES[name].of_size(batch), forget_peak()
     answer = _timed({each: _CONTENDERS[each](case) for each in which}, steps)
     Path(folder, f"{rank}.json").write_text(json.dumps(answer | {"peak": peak() - before}))
     dist.barrier()
