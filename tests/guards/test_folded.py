@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lmdp.guards import replay
-from lmdp.guards.replay import FOLD, _fold
+from lmdp.guards.replay import FOLD, KEPT, _fold
 from tests.private.test_engine import private, train
 
 LENGTH = 9 * FOLD + 17
@@ -34,7 +34,7 @@ def differences() -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", differences())
 def test_a_difference_is_as_long_folded_as_it_is(name: str) -> None:
     difference = differences()[name]
-    assert len(_fold(difference)) == FOLD
+    assert len(_fold(difference)) == KEPT
     assert float(_fold(difference).norm()) == pytest.approx(float(difference.norm()), rel=0.1)
 
 

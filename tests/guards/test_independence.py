@@ -169,10 +169,14 @@ class Attending(nn.Module):
 
 @pytest.mark.parametrize("make", [Centred, Attending])
 def test_a_model_in_which_examples_meet_is_refused_before_anything_is_released(make: type[nn.Module]) -> None:
-    engine, model, *_ = private(make())
+    engine, model, optimizer, _ = private(make())
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(torch.randn(5, 1, 6, 6)), torch.zeros(5, dtype=torch.long)).backward()
     with pytest.raises(RuntimeError, match="the model lets the examples of a batch meet"):
-        F.cross_entropy(model(torch.randn(5, 1, 6, 6)), torch.zeros(5, dtype=torch.long)).backward()
+        optimizer.step()
     assert engine.steps == 0
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
     assert engine.privacy_statement(1e-5).verdicts["model"] == "violated"
 
 

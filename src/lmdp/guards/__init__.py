@@ -8,6 +8,7 @@ handed        what the data loader handed out, and whether the model was given i
 proof         whether a loss's graph shows that each of its terms is one example's own
 loss          whether examples meet in a loss, as far as one backward pass can tell
 replay        whether examples meet in the model: it is run again with others beside them
+again         calls of the model that are yet to be run again, once the batch is out of memory
 still         randomness that does not depend on how many examples there are
 ways          ways of making a step, and what is known of each
 looks         who is handed out to be looked at, and when

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch.utils import _pytree as pytree
 from lmdp.gradients import Capture, PerExampleGradients, randomness
 from lmdp.gradients.attach import REGISTRY
 from lmdp.gradients.capture import leading_dimension
+from lmdp.guards.again import Again, Called, modes_of
 from lmdp.guards.company import ENOUGH, Company, Part
 from lmdp.guards.delivery import Delivery
 from lmdp.guards.handed import Handed, by_units, kept_apart
@@ -48,29 +48,19 @@ from lmdp.guards.loss import (
 from lmdp.guards.loss_scale import LossScale, walk
 from lmdp.guards.processes import refuse_running_wrapper
 from lmdp.guards.proof import Reading, shape_of
-from lmdp.guards.replay import RootCall, Sketch, run_again, tolerance_of
+from lmdp.guards.replay import RootCall, Sketch, tolerance_of
 from lmdp.guards.still import Held, Still, shift_of
 from lmdp.guards.verdicts import HOLDS, NOT_ESTABLISHED, Judgement, Verdict
 from lmdp.guards.ways import MOST, TRIES, Way, Ways, next_to_look_at
-from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, IN_LOSS, IN_MODEL, OPEN, SEEDED
+from lmdp.guards.words import AS_IT_IS, COLLATED, HALVED, IN_LOSS, OPEN, SEEDED
 
 MOST_CALLS = 8
-COMPANIES = 2
-"""In which the model is run again."""
 ENOUGH_ROWS = 64
 """Of a batch, in looks after the first one."""
 LOOKS = 2
 """In company, for a loss that could not be read: it may weigh or choose examples alike by chance."""
 OFTEN = 8
 """The whole graph, model and all, is compared in the first steps, and then in one of so many, nobody knows which."""
-
-
-@dataclass
-class Called:
-    """One call of the model, with the outputs that a loss may be computed from."""
-
-    call: RootCall
-    outputs: dict[int, Output]
 
 
 class Independence:
@@ -96,6 +86,7 @@ class Independence:
         self._modes: tuple[bool, ...] = ()
         self._company = Company(judgement)
         self._wished: Way | None = None
+        self._again = Again()
 
     # -- what is told to it ------------------------------------------------------------------------------------------
 
@@ -107,6 +98,7 @@ class Independence:
         self.still = self._company.held(delivery, self._steps).of_units(each) if delivery.still else None
         self._drawn = randomness.draws() if delivery.still else lambda: False
         self._made, REGISTRY.states = [], set()
+        self._again.clear()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.still is None else Still(self.still)
@@ -168,6 +160,20 @@ class Independence:
         assert self.capture is not None
         self.capture.sent(times)
 
+    def absorbed(self) -> None:
+        """The gradients of a batch, or of a part of one, are added up and gone, and nothing is released yet: now its
+        model is run again, where it must be."""
+        if not self._again or self.capture is None:
+            return
+        self._looking, handed = True, self._handed or Handed(())
+        try:
+            self._again.run(self.capture, handed.__contains__, mean_loss=self._mean_loss)
+        except RuntimeError as error:
+            self._refused(error)
+            raise
+        finally:
+            self._looking = False
+
     def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
         """One part of a look has these gradients."""
         assert self.capture is not None
@@ -179,6 +185,7 @@ class Independence:
         sketch = Sketch.of(gradients, self.capture, shared, tolerance, factor=factor)
         drawn = part.drawn or self._drawn()
         held = (*part.held, *(self.still.drawn if self.still is not None else ()))
+        self.absorbed()
         complete = self._company.add(Part(sketch, inputs, handed, self._step or (), drawn, held), part, self._steps)
         self.still = None
         if complete and self._wished is not None and self._wished.open:
@@ -199,6 +206,7 @@ class Independence:
 
     def close(self) -> None:
         self._made.clear()
+        self._again.clear()
         self._company.clear()
         self._handed, self._closed, self.still = None, True, None
 
@@ -301,7 +309,7 @@ class Independence:
         shape = shape_of(loss.grad_fn, ends.get)
         if self._steps < OFTEN or not secrets.randbelow(OFTEN):
             self._graph = shape_of(loss.grad_fn, lambda node: None)
-            self._modes = tuple(module.training for module in self.capture.model.modules())
+            self._modes = modes_of(self.capture)
         sizes = {called.call.size for called, _ in reached}
         fixed, scaled, zero = True, False, False
         if len(sizes) == 1:
@@ -321,7 +329,7 @@ class Independence:
         if way.tries and not proved and rows:
             self._judge_gradients(loss, rows, way)
         if model.tries and not alone:
-            self._judge_model(reached, model)
+            self._again.wait(reached, model, self.capture)
         if not fixed:
             raise RuntimeError(other_divisor(self._mean_loss))
 
@@ -376,25 +384,3 @@ class Independence:
         if verdict:
             raise RuntimeError(f"{IN_LOSS} {REMEDY}")
         way.tries = 0 if verdict is False else way.tries - 1
-
-    def _judge_model(self, reached: list[tuple[Called, list[int]]], way: Way) -> None:
-        assert self.capture is not None
-        if any(called.call.size < 2 for called, _ in reached):
-            return
-        most = 1 if not way.needed else COMPANIES
-        handed = self._handed or Handed(())
-        verdicts, sized = [], []
-        for one, places in reached:
-            chosen = [(i, one.outputs[i].rows) for i in places]
-            answer = run_again(self.capture, one.call, chosen, handed.__contains__, most, mean_loss=self._mean_loss)
-            verdicts.append(answer.meet)
-            sized.append(answer.sized)
-        way.sized = way.sized or all(sized)
-        if True in verdicts:
-            raise RuntimeError(f"{IN_MODEL} {REMEDY}")
-        if None in verdicts:
-            shapes = [(one.outputs[i].tensor.shape, one.call.size) for one, places in reached for i in places]
-            # Where an output has two dimensions as long as the batch, a batch of another size will tell.
-            way.tries -= not any(list(shape).count(size) > 1 for shape, size in shapes)
-        else:
-            way.needed = way.tries = 0

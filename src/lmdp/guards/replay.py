@@ -36,7 +36,7 @@ MIDWAY = 0.1
 FEWEST, MOST_HELD = 4, 2**25
 """Rows of a batch that are run again at least; bytes that the modules then take in and give out."""
 _FRESH = torch.Generator().manual_seed(secrets.randbelow(2**63))
-FOLD = 2**13
+FOLD, KEPT = 2**13, 2**10
 _SECRET = secrets.randbelow(2**63)
 COARSE, COARSER = 5e-3, 5e-2
 """Under autocast; and between batches of different sizes, of which other sums are rounded."""
@@ -261,7 +261,7 @@ def _signs(output: Tensor, dim: int | None, places: Tensor, others: Tensor, comp
 class Sketch:
     """What the engine computed for some rows of a batch: norms [rows, L], and two sums under random signs.
 
-    sums       of gradients as they are, of each parameter at most FOLD numbers: what is longer is folded, under random
+    sums       of gradients as they are, of each parameter at most KEPT numbers: what is longer is folded, under random
                signs, so that a difference stays as long as it is
     evens      of gradients that are all about as long, in each layer, so that none hides behind a longer one, and no
                layer behind another: methods that reweight layers raise small ones
@@ -335,17 +335,20 @@ def _folded(gradients: PerExampleGradients, scales: Tensor, capture: Capture) ->
 
 
 def _fold(numbers: Tensor) -> Tensor:
-    """[n] → [FOLD]: each number is added to a place of its own, or its negative: both follow from where it was."""
-    if len(numbers) <= FOLD:
+    """[n] → [KEPT]: each number is added to a place of its own, or its negative: both follow from where it was.
+
+    By way of FOLD places, to take fewer turns.
+    """
+    if len(numbers) <= KEPT:
         return numbers
     generator = torch.Generator().manual_seed(_SECRET)
-    signs = (torch.randint(0, 2, (FOLD,), generator=generator) * 2 - 1).to(numbers)
+    signs, others = (torch.randint(0, 2, (2, FOLD), generator=generator) * 2 - 1).to(numbers).unbind()
     folded = numbers.new_zeros(FOLD, dtype=torch.float64)
     for part in numbers.split(FOLD):
         by, sign = torch.randint(0, FOLD, (2,), generator=generator).tolist()
         folded[: len(part)] += (part * signs[: len(part)]) * (1 - 2 * (sign % 2))
         folded = folded.roll(by)
-    return folded
+    return (folded * others).view(-1, KEPT).sum(0)
 
 
 def _lengths(norms: Tensor, tolerance: float) -> Tensor:

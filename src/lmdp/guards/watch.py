@@ -1,6 +1,6 @@
 """All guards of one run, in the order in which a step meets them.
 
-hand_out → (the model runs, backward) → check → in_company → (the step is released) → settle
+hand_out → (the model runs, backward) → check → absorbed or in_company → (the step is released) → settle
 """
 
 from __future__ import annotations
@@ -108,6 +108,12 @@ class Watch:
     def in_company(self, gradients: PerExampleGradients, part: Delivery) -> None:
         if self.independence is not None:
             self.independence.in_company(gradients, part)
+
+    def absorbed(self) -> None:
+        """A batch, or a part of one, is added up. Nothing is released yet."""
+        if self.independence is not None:
+            self.independence.absorbed()
+            self.at_rest()
 
     @contextmanager
     def released(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:

@@ -52,8 +52,7 @@ class PrivateOptimizer:
         refuse_scaler(self.optimizer)
         self._watch.check()
         delivery = self._check_batch()
-        last = delivery is None or delivery.last
-        if last:
+        if last := delivery is None or delivery.last:
             self._ledger.check_next()
         if delivery is not None and delivery.empty:
             self._step.capture.discard()  # what the model was run on in its place counts for nothing
@@ -62,6 +61,7 @@ class PrivateOptimizer:
         else:
             try:
                 self._step.absorb()
+                self._watch.absorbed()
             except BaseException:
                 self._mark_lost()
                 raise
