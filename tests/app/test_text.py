@@ -297,3 +297,17 @@ def test_the_demo_on_texts_ends_with_a_report() -> None:
     assert cli.main(["demo", "--text", *words, "--out", "demo", "--quiet"]) == 0
     assert privacy(Path("demo/lm"))["certified"] is True
     assert Path("demo/report.html").exists()
+
+
+def test_a_risk_of_the_private_texts_themselves_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    private, public = write_letters(tmp_path / "letters.jsonl", 400), tmp_path / "public.jsonl"
+    write_letters(public, 400, seed=7)
+    mine = set((tmp_path / "letters.jsonl").read_text().splitlines())
+    public.write_text("".join(f"{line}\n" for line in public.read_text().splitlines() if line not in mine))
+    words = ["--model", "tiny-encoder", "--tokenizer", "words", "--max-length", "8", "--quiet"]
+    for name, spec, code in (("own", private, 2), ("other", f"jsonl:{public}", 0)):
+        risk = ["--shadow", spec, "--shadow-epochs", "1", "--out", f"{name}.json"]
+        assert cli.main(["risk", *words, *risk]) == 0
+        train = ["train", "--data", private, "--model", "tiny-encoder", *TRAIN, "--method", "lm", "--holdout", "0"]
+        assert cli.main([*train, "--risk", f"{name}.json", "--out", name]) == code
+    assert "on examples that are in the private data" in capsys.readouterr().err

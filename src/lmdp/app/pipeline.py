@@ -35,6 +35,7 @@ from lmdp.data.examples import units
 from lmdp.data.records import read_object
 from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
+from lmdp.lineage import dataset_digest, in_common, keep_dataset
 from lmdp.membership.examples import refuse_overlap
 from lmdp.membership.workers import Share
 from lmdp.methods import METHODS, SOURCES
@@ -109,7 +110,18 @@ def estimate(config: Config, private: Source | None, show: Show, share: Share | 
             share=share,
         )
     of = f"{config.model} on {short(config.shadow or SHADOW)}"
-    return replace(profile, shadow=replace(profile.shadow, of=of))
+    keep_dataset(digest := dataset_digest(every))
+    return replace(profile, shadow=replace(profile.shadow, of=of, dataset=digest))
+
+
+def _refuse_own_risk(risk: RiskProfile, source: Source) -> None:
+    """Raise where risk was estimated on examples of the private data: layer weights would follow from them."""
+    if risk.shadow.dataset and in_common(risk.shadow.dataset, dataset_digest(source.pool)):
+        raise ValueError(
+            f"risk was estimated ({risk.shadow.of}) on examples that are in the private data, {source.spec}: layer "
+            "weights would follow from them without noise. Estimate it on public data (lmdp risk --data SPEC says "
+            "whether they have anything in common)"
+        )
 
 
 def public_data(spec: str, shape: tuple[int, ...] | None, config: Config, show: Show) -> Source:
@@ -142,6 +154,8 @@ def train(
         source = source or parted_data(config, show)
         if risk is None and config.risk is not None:  # a resumed run goes on with the profile it began with
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
+        if risk is not None:
+            _refuse_own_risk(risk, source)
         model = fresh_model(config, source)
         public = public_examples(config, source, show)
         planting = plant(config, source, [folder, *(RunFolder(path) for path in beside)], show.say)

@@ -14,7 +14,17 @@ noted        weights that are noted with what they cost, though nobody asks for 
     lineage.record(trained parameters, lineage.spent(...))                             whenever weights are released
 """
 
-from lmdp.lineage.index import append, blind, dataset_digest, digests, earlier, record, steps_noted
+from lmdp.lineage.index import (
+    append,
+    blind,
+    dataset_digest,
+    digests,
+    earlier,
+    in_common,
+    keep_dataset,
+    record,
+    steps_noted,
+)
 from lmdp.lineage.noted import Noted, note_all_but, noted_of
 from lmdp.lineage.spending import Spending, epsilon_of, from_metadata, metadata, spendings, together
 from lmdp.lineage.training import Lineage
@@ -30,6 +40,8 @@ __all__ = [
     "earlier",
     "epsilon_of",
     "from_metadata",
+    "in_common",
+    "keep_dataset",
     "metadata",
     "note_all_but",
     "noted_of",

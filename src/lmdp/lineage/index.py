@@ -72,8 +72,8 @@ def append(tensors: Collection[str], spent: Sequence[Spending]) -> None:
     if path is None or not tensors or not any(one.steps for one in spent):
         return
     for one in spent:
-        if not one.noise_multiplier and one.dataset in _SEEN:
-            _keep(path.with_name(DATASETS) / one.dataset, _SEEN[one.dataset])
+        if not one.noise_multiplier:
+            keep_dataset(one.dataset)
     line = json.dumps({"tensors": sorted(tensors), "spent": encoded(tuple(spent))}, allow_nan=False)
     try:
         with _locked(path), path.open("a+b") as file:
@@ -144,6 +144,13 @@ def dataset_digest(dataset: Any) -> str:
     while len(_SEEN) > SEEN:
         del _SEEN[next(iter(_SEEN))]
     return digest
+
+
+def keep_dataset(digest: str) -> None:
+    """Have digests of its examples at hand in later processes too: something without noise was made of this data."""
+    path = _index()
+    if path is not None and digest in _SEEN:
+        _keep(path.with_name(DATASETS) / digest, _SEEN[digest])
 
 
 def in_common(one: str, other: str) -> bool | None:

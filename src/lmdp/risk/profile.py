@@ -64,6 +64,7 @@ class ShadowSummary:
     """How the shadow models were trained, and how long training and attacking took.
 
     `enough` is the share of its half after which a model was trained no further; `of` names model and data, if known.
+    `dataset` is a digest of the data under this machine's key: private data are compared with them.
     """
 
     models: int
@@ -75,6 +76,7 @@ class ShadowSummary:
     attack_seconds: Amount
     enough: Annotated[float, between(0, 2), MAY_BE_MISSING] = 0.99
     of: Annotated[str, MAY_BE_MISSING] = ""
+    dataset: Annotated[str, MAY_BE_MISSING] = ""
 
 
 @dataclass(frozen=True)
