@@ -40,7 +40,7 @@ def test_classes_and_counts_are_told_before_training_and_stand_in_no_file(
     assert cli.main(["train", *words, "--method", "sgd", "--epochs", "0.1", "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     assert "2 classes: cat (" in said
-    assert "1 files that are no images (1 .heic)" in said
+    assert "1 files that cannot be read as images (1 .heic)" in said
     written = [p.read_text(errors="replace") for p in (tmp_path / "run").rglob("*") if p.suffix in (".json", ".toml")]
     assert not any("classes: cat" in text for text in written)
 

@@ -286,7 +286,10 @@ def test_skipped_files_are_told_of_with_what_to_do_about_photos(tmp_path: Path) 
         (tmp_path / "a" / name).write_bytes(b"x")
     load(spec, say=said.append)
     assert len(said) == 1
-    assert "3 files that are no images (2 .heic, 1 .txt); they are skipped. .heic photos are not read" in said[0]
+    assert (
+        "3 files that cannot be read as images (2 .heic, 1 .txt); they are skipped. .heic photos are not read"
+        in said[0]
+    )
 
 
 def test_crop_takes_the_central_square_before_resizing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,4 +185,5 @@ def _shown(layers: Sequence[Leak], peak: Peak) -> list[Leak]:
 
 
 def _permitted(limit: float) -> str:
-    return f"The claimed epsilon permits a TPR of at most {limit:.3f} at 1 % FPR, to any attack."
+    rounded = math.ceil(1000 * limit - 1e-9) / 1000  # up: a promise may not become smaller by being told
+    return f"The claimed epsilon permits a TPR of at most {rounded:.3f} at 1 % FPR, to any attack."

@@ -155,7 +155,7 @@ def _skipped(root: Path) -> str:
     told = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
     photos = [ending for ending in endings if ending in PHOTOS]
     remedy = f" {' and '.join(photos)} photos are not read here: save them as .jpg to train on them" if photos else ""
-    return f"note: {root} has {endings.total()} files that are no images ({told}); they are skipped.{remedy}"
+    return f"note: {root} has {endings.total()} files that cannot be read as images ({told}); they are skipped.{remedy}"
 
 
 def _largest(listing: dict[str, list[Path]], count: int | None) -> tuple[str, ...]:
