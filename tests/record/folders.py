@@ -19,7 +19,7 @@ MODEL = ["--model", "tests.record.models:factory", "--seed", "3"]
 PRIVATE = [*MODEL, "--data", "digits?half=1&limit=400", "--sample-rate", "0.1", "--learning-rate", "0.5"]
 PRIVATE += ["--keep-checkpoints", "1", "--epsilon", "6", "--accountant", "rdp"]
 HALF = ["train", *PRIVATE, "--epochs", "4", "--method", "dpsgd", "--out", "half"]
-TIMES = ("seconds", "train_seconds", "attack_seconds", "run")  # and the random name of a training
+TIMES = ("seconds", "train_seconds", "attack_seconds", "run", "dataset")  # and what follows from random keys
 
 
 def make(out: Path) -> None:
