@@ -210,7 +210,8 @@ def cut_to_the_shortest(_: Path) -> lmdp.PrivacyEngine:
         shortest = min(len(text) for text, _ in examples)
         return padded([(text[:shortest], y) for text, y in examples])
 
-    return private(Words(), Ragged(), loading={"collate_fn": cut}).run(classify)
+    # One look in nine does not see it: the shortest text of all is among those who stay. After 64 steps there are four.
+    return private(Words(), Ragged(), loading={"collate_fn": cut}).run(classify, passes=18)
 
 
 @broken("collate_fn reverses every second example.", moves="5.6")

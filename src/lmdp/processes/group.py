@@ -131,25 +131,19 @@ class Group:
     def added(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Each tensor's sum over all processes. They must be of the same shapes and types everywhere.
 
-        What fills a bucket alone is added up in its place. Buckets are on their way at the same time.
+        What fills a bucket alone is added up in its place.
         """
         if not self.several:
             return list(tensors)
-        under_way = [(parts, *self._sent(parts)) for parts in _buckets(tensors)]
         totals: list[Tensor] = []
-        for parts, flat, work in under_way:
+        for parts in _buckets(tensors):
+            flat = torch.cat([part.reshape(-1) for part in parts]) if len(parts) > 1 else parts[0].reshape(-1)
             with self._together():
-                work.wait()
+                dist.all_reduce(flat, group=self._group.here)
+            self.sent += flat.nbytes
             ends = flat.split([part.numel() for part in parts])
             totals += [end.view(part.shape) for end, part in zip(ends, parts)]
         return totals
-
-    def _sent(self, parts: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        """One tensor of all parts, which will hold the sum, and what to wait for."""
-        flat = torch.cat([part.reshape(-1) for part in parts]) if len(parts) > 1 else parts[0].reshape(-1)
-        self.sent += flat.nbytes
-        with self._together():
-            return flat, dist.all_reduce(flat, group=self._group.here, async_op=True)
 
     def gathered(self, word: Any) -> list[Any]:
         """What every process says, in the order of their ranks. All must ask for it."""

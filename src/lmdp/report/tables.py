@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -109,7 +110,7 @@ def _model(trained: Trained, canaries: Sequence[Audit | None]) -> list[str]:
         spent(trained),
         *(cell for side in canaries for cell in (*_peak(side), _output(side), shown)),
         *_peak(audit),
-        _plain(tpr_limit(trained)),
+        _at_most(tpr_limit(trained)),
         _output(audit),
     ]
 
@@ -163,6 +164,11 @@ def _measured(leak: Leak) -> list[str]:
 
 def _plain(number: float | None) -> str:
     return NONE if number is None else f"{number:.3f}"
+
+
+def _at_most(number: float | None) -> str:
+    """Rounded up, as `percent` is."""
+    return NONE if number is None else f"{math.ceil(1000 * number - 1e-9) / 1000:.3f}"
 
 
 def _long(words: str) -> str:
