@@ -162,6 +162,7 @@ def test_a_run_is_audited_embedded_exported_and_served(
     np.testing.assert_array_equal(lmdp.load("plain").embed(some), lmdp.load("run").embed(some))
 
 
+@pytest.mark.slow
 def test_what_is_exported_and_trained_on_composes(home: Home) -> None:
     pytest.importorskip("sentence_transformers")
     assert cli.main(["export", str(home.best), "--to", "served", "--quiet"]) == 0
@@ -222,6 +223,7 @@ def test_layers_are_weighed_by_risk_wherever_weights_come_from(home: Home, weigh
     assert told is None if SOURCES[weights].refuted else len(told) == len(names)
 
 
+@pytest.mark.slow
 def test_risk_is_measured_with_shadow_models_of_the_same_kind(home: Home) -> None:
     for tune, layers in (("head", ["head"]), ("tangent", 3)):
         words = [
