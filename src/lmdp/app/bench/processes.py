@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -35,8 +34,6 @@ from lmdp.processes import Group
 PLAIN, PRIVATE = "SGD, DDP", "lm, private weights"
 SHARDED, SHARDED_PRIVATE = "SGD, fully_shard", "lm, fully_shard"
 HEAD = "processes  {0:>16s}  private  ratio (quartiles)    MB sent: SGD, private (looked at)  peak MB: SGD, private"
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""glibc gives freed memory back at once, for both contenders: otherwise its own gaps are most of what is compared."""
 UNTIMED = 2
 """Steps before those that are measured. One look is left: the first step that is measured."""
 GROWTH = (1, 2, 4)
@@ -85,8 +82,7 @@ def by_processes(
 def _compared(size: int, name: str, steps: int, batch: int | None, pair: tuple[str, str]) -> dict[str, Any]:
     """The steps of both in turns, and the peak of each by itself."""
     row = _started(size, name, steps, batch, pair)[0]
-    with patch.dict(os.environ, RETURNED):
-        peaks = {which: _started(size, name, 3, batch, (which,)) for which in pair}
+    peaks = {which: _started(size, name, 3, batch, (which,)) for which in pair}
     return row | {"peak_bytes": {which: max(one["peak"] for one in every) for which, every in peaks.items()}}
 
 
