@@ -180,6 +180,27 @@ def test_a_model_in_which_examples_meet_is_refused_before_anything_is_released(m
     assert engine.privacy_statement(1e-5).verdicts["model"] == "violated"
 
 
+class CentredInTraining(Centred):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else Small.forward(self, x)
+
+
+@pytest.mark.parametrize("toggled", [True, False])
+def test_a_model_that_is_in_another_mode_by_its_step_is_not_taken_for_the_one_that_was_run(toggled: bool) -> None:
+    engine, model, optimizer, _ = private(CentredInTraining())
+    F.cross_entropy(model(torch.randn(5, 1, 6, 6)), torch.zeros(5, dtype=torch.long)).backward()
+    if toggled:
+        model.eval()
+        optimizer.step()
+        assert engine.privacy_statement(1e-5).verdicts["model"] == "not established"
+        independence = engine._attached.watch.independence
+        assert independence is not None
+        assert all(way.needed for way in independence._models)  # a look in company still has to tell
+        return
+    with pytest.raises(RuntimeError, match="the model lets the examples of a batch meet"):
+        optimizer.step()
+
+
 def test_the_look_leaves_random_state_buffers_and_results_alone() -> None:
     class Counting(Small):
         def __init__(self) -> None:
