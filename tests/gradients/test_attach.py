@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import os
 import subprocess
@@ -225,16 +226,51 @@ def test_notes_on_a_model_outlast_its_attachment() -> None:
     assert any("3 private steps before" in reason for reason in engine.privacy_statement(1e-5).reasons)
 
 
+ALLOCATOR = """
+from lmdp.gradients import attach
+import torch
+
+def resident():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) >> 10
+
+attach.keep_freed_memory()
+told = getattr(attach, "{name}")()
+kept = [torch.ones(2**18) for _ in range(300)]
+before = resident()
+kept = kept[-1:]  # what was allocated last stays, so that no end of the heap can be cut off
+print(told, before - resident() > 250)
+"""
+
+
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [(attach.SWITCH, "0"), ("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")],
+    ("variable", "value", "name"),
+    [
+        *((attach.SWITCH, "0", name) for name in ("keep_freed_memory", "give_freed_memory_back")),
+        *(("MALLOC_ARENA_MAX", "2", name) for name in ("keep_freed_memory", "give_freed_memory_back")),
+        *(("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", name) for name in ("keep_freed_memory",)),
+        (attach.SWITCH, "1", "give_freed_memory_back"),
+    ],
 )
-def test_the_allocator_is_left_alone_by_switch_or_where_somebody_has_set_it_up(variable: str, value: str) -> None:
-    code = "from lmdp.gradients.attach import keep_freed_memory; print(keep_freed_memory())"
+def test_the_allocator_is_left_alone_by_switch_or_where_somebody_has_set_it_up(
+    variable: str, value: str, name: str
+) -> None:
+    assert _allocator(name, {variable: value})[0] == "False"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library here has no mallopt")
+@pytest.mark.parametrize(("name", "given_back"), [("keep_freed_memory", False), ("give_freed_memory_back", True)])
+def test_freed_memory_is_kept_or_given_back_as_asked(name: str, given_back: bool) -> None:
+    assert _allocator(name, {}) == ["True", str(given_back)]
+
+
+def _allocator(name: str, variables: dict[str, str]) -> list[str]:
+    """What the function says, and whether the system has most of what was freed."""
+    code = ALLOCATOR.format(name=name)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LMDP_"))}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {variable: value}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=plain | variables, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "False\n"
+    return done.stdout.split()
 
 
 def test_hooks_are_there_even_if_another_training_is_forgotten_while_they_are_put_in_place(

@@ -2,8 +2,9 @@
 
 `expected.json` was written when sums and noise began to be rounded to a public grid, on the machine that it names.
 There every bit must agree. Other processors round otherwise in their kernels: there the sums of the parameters must
-agree to rounding. What attacks found rests on numpy, scipy and scikit-learn too, whose kernels differ between processors
-of one name: where these are others than those named, it must agree to what a few changed ranks move. "folder" is a run folder of an earlier version, resumed and audited; "whole" is one of this version.
+agree to rounding. What attacks found rests on numpy, scipy and scikit-learn too, and their kernels differ between
+processors of one name: where they are not those that are named, results may differ by what a few changed ranks move.
+"folder" is a run folder of an earlier version, resumed and audited; "whole" is one of this version.
 A change that is meant to alter results records anew, and says so under "Privacy" in the changelog.
 """
 

@@ -289,6 +289,15 @@ def keep_freed_memory() -> bool:
     Whoever has set the allocator up (MALLOC_… or GLIBC_TUNABLES in the environment) is left alone, as are systems
     without glibc. LMDP_KEEP_MEMORY=0 in the environment switches it off.
     """
+    return _allocator(mapped_from=2**30, trimmed_from=_NEVER)
+
+
+def give_freed_memory_back() -> bool:
+    """The opposite, unless LMDP_KEEP_MEMORY=1: for models that are taken apart because memory is short."""
+    return os.environ.get(SWITCH) != "1" and _allocator(mapped_from=2**17, trimmed_from=2**17)
+
+
+def _allocator(mapped_from: int, trimmed_from: int) -> bool:
     if os.environ.get(SWITCH) == "0":
         return False
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
@@ -297,7 +306,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, _NEVER))
+    return bool(mallopt(_MMAP_THRESHOLD, mapped_from) and mallopt(_TRIM_THRESHOLD, trimmed_from))
 
 
 # -- what torch calls -------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from lmdp.gradients import Capture
+from lmdp.gradients.attach import give_freed_memory_back
 from lmdp.gradients.compiled.parts import Part
 from lmdp.guards.content import Content, is_sharded, local
 from lmdp.processes.group import Group
@@ -66,6 +67,7 @@ class Shards:
     def __init__(self, capture: Capture, group: Group) -> None:
         self._capture, self.group = capture, group
         _refuse(capture, group)
+        give_freed_memory_back()
         self._units = list(_units(capture))
         self._unit_of = {name: i for i, unit in enumerate(self._units) for name in unit.trained}
         self._mesh = next(iter(capture.parameters.values())).device_mesh  # type: ignore[attr-defined]
