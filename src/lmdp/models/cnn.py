@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from lmdp.models.parts import RELU, TANH, Parts
 
 
+GAIN = 1.5
+"""With which the seven standardised convolutions of D-CNN, tanh and pools keep signals about as loud as they were."""
+
+
 class SCNN(nn.Module):
     """conv 16@8x8 stride 2, pool, conv 32@4x4 stride 2, pool, 32 units, classes. Four layers with parameters.
 
@@ -60,23 +64,25 @@ class DCNN(nn.Module):
     """Eight 3x3 convolutions (32, 32, 64, 64, 128, 128, 256, classes), three average pools, spatial mean.
 
     With tanh its weights begin so large that a convolution keeps what tells images apart about as loud as it was: with
-    torch's own it is a hundred times fainter after seven of them, since there are no norms between.
+    torch's own it is a hundred times fainter after seven of them, since there are no norms between. Standardised filters
+    have length one and cannot: what they give out is made louder by GAIN, and the last ones, which give scores, are plain.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10, parts: Parts = RELU) -> None:
         super().__init__()
         widths = [channels, 32, 32, 64, 64, 128, 128, 256]
         self.convs = nn.ModuleList(parts.conv(a, b, 3, padding=1) for a, b in pairwise(widths))
-        self.head = parts.conv(256, classes, 3, padding=1)
+        self.head = nn.Conv2d(256, classes, 3, padding=1)
         self.pool = nn.AvgPool2d(2)
         self.act = parts.act()
+        self.gain = GAIN if parts.standardised and parts.activation == "tanh" else 1.0
         if parts.activation == "tanh":
             for conv in (*self.convs, self.head):
                 as_loud(conv)
 
     def forward(self, x: Tensor) -> Tensor:
         for i, conv in enumerate(self.convs):
-            x = self.act(conv(x))
+            x = self.act(self.gain * conv(x) if self.gain != 1.0 else conv(x))
             if i in (1, 3, 5):
                 x = self.pool(x)
         out: Tensor = self.head(x).mean(dim=(2, 3))

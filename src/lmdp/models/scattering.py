@@ -133,20 +133,20 @@ class ScatterLinear(Staged):
 
 
 class ScatterCNN(Staged):
-    """The transform, two 3x3 convolutions (64, 64), a pool after the second, and one linear layer."""
+    """The transform, two 3x3 convolutions (64, 64), a pool after the first, and one linear layer."""
 
     def __init__(self, channels: int, classes: int, size: tuple[int, ...], parts: Parts = TANH) -> None:
         super().__init__(channels)
         self.conv1 = parts.conv(self.width, 64, 3, padding=1)
         self.conv2 = parts.conv(64, 64, 3, padding=1)
         self.act = parts.act()
-        self.pool = nn.AvgPool2d(2, ceil_mode=True)
+        self.pool = nn.MaxPool2d(2, ceil_mode=True)
         height, width = (math.ceil(side / 2) for side in _sides(size))
         self.fc = nn.Linear(64 * height * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.conv1(self.features(x)))
-        x = self.pool(self.act(self.conv2(x)))
+        x = self.pool(self.act(self.conv1(self.features(x))))
+        x = self.act(self.conv2(x))
         out: Tensor = self.fc(x.flatten(1))
         return out
 
