@@ -82,3 +82,48 @@ def test_what_is_no_data_set_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install 'lmdp\[hf\]'"):
         load(f"hf:{tmp_path / 'set'}")
+
+
+def letters(root: Path, part: str, kind: object, texts: list | None = None, **columns: list) -> str:
+    root.mkdir(exist_ok=True)
+    count = len(columns["label"])
+    features = datasets.Features({name: datasets.Value("string") for name in ("text", *columns)} | {"label": kind})
+    rows = {"text": texts or [f"{part} letter {i}" for i in range(count)], **columns}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(root / f"{part}-00000.parquet")
+    return f"hf:{root}"
+
+
+def test_labels_of_texts_may_be_names_and_columns_called_text_and_label_are_these(tmp_path: Path) -> None:
+    labels = ["ham", "spam"] * 10
+    spec = letters(
+        tmp_path / "set", "train", datasets.Value("string"), label=labels, subject=[f"{i}" for i in range(20)]
+    )
+    given = {"tokenizer": "words", "cache": tmp_path / "cache"}
+    for asked in (spec, f"{spec}?text=text&label=label"):
+        source = load(asked, classes=["spam", "ham"], **given)
+        assert (
+            sorted([*source.train.labels.tolist(), *(source.test.labels if source.test else ())]) == [0] * 10 + [1] * 10
+        )
+    assert load(spec, **given).classes == ("ham", "spam")
+
+
+def test_a_split_without_labels_is_left_out_and_a_row_without_one_or_without_text_refused(tmp_path: Path) -> None:
+    kind = datasets.ClassLabel(names=["no", "yes"])
+    letters(tmp_path / "set", "test", kind, label=[-1, -1])
+    letters(tmp_path / "set", "validation", kind, label=[0, 1, 1])
+    spec = letters(tmp_path / "set", "train", kind, label=[0, 1] * 4)
+    said: list[str] = []
+    source = load(spec, tokenizer="words", cache=tmp_path / "cache", say=said.append)
+    assert source.test is not None
+    assert source.test.labels.tolist() == [0, 1, 1]
+    assert any("split test of" in line and "has no labels" in line for line in said)
+    for name, labels, texts, wrong in [
+        ("mixed", [0, -1], None, r"train row 1: the label is -1; it must be 0 to 1"),
+        ("silent", [0, 1], ["a letter", None], r"train row 1: the text is None"),
+    ]:
+        with pytest.raises(ValueError, match=wrong):
+            load(
+                letters(tmp_path / name, "train", kind, texts, label=labels),
+                tokenizer="words",
+                cache=tmp_path / "cache",
+            )

@@ -14,22 +14,23 @@ from lmdp.data.decode import Picture, decode
 from lmdp.data.images import MAX_CLASSES, Images, Inferred, Source
 from lmdp.data.request import Request
 from lmdp.data.splits import at_most
-from lmdp.data.tables import text_source
+from lmdp.data.tables import Row, checked, text_source
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid")
 INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool"}
+STRINGS = ("string", "large_string")
 
 
 def read_hub(request: Request) -> Source:
     splits = _load(request)
     train = next((splits[name] for name in TRAIN if name in splits), None)
-    test = next((splits[name] for name in TEST if name in splits), None)
     if train is None:
         raise ValueError(f"{request.spec} has no split named train; it has {', '.join(splits)}")
     text = _text_column(train.features, request)
     if text is not None:
-        return _texts(train, test, text, request)
+        return _texts(splits, train, text, request)
     image, label = _columns(train.features, request)
+    test = _held(splits, label, request)
     classes, inferred = _classes([part for part in (train, test) if part is not None], label, request)
     if request.limit is not None and request.limit < len(train):
         contents = (_content(file) for file in _files(train, image))
@@ -58,32 +59,52 @@ def _load(request: Request) -> Any:
         raise ValueError(f"{request.spec} could not be loaded: {reason}") from error
 
 
+def _held(splits: Any, label: str, request: Request) -> Any:
+    """The first split to test on that has labels; None without one. Competitions publish others, with -1 for each."""
+    for name in (name for name in TEST if name in splits):
+        part = splits[name]
+        if label in part.features and any(value not in (None, -1) for value in part[label]):
+            return part
+        request.say(f"note: split {name} of {request.spec} has no labels; it is left out")
+    return None
+
+
 def _text_column(features: Any, request: Request) -> str | None:
     """The column of texts that the option names, or the only one where there are no images."""
     import datasets
 
-    texts = [name for name, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string")]
+    texts = [name for name, kind in features.items() if getattr(kind, "dtype", None) in STRINGS]
     pictures = any(isinstance(kind, datasets.Image) for kind in features.values())
     if "text" in request.options or (texts and not pictures and "image" not in request.options):
         return _one("text", texts, features, request)
     return None
 
 
-def _texts(train: Any, test: Any, text: str, request: Request) -> Source:
-    kinds = train.features
-    labels = [name for name, kind in kinds.items() if name != text and hasattr(kind, "names")]
-    labels = labels or [name for name, kind in kinds.items() if name != text and kind.dtype in INTEGERS]
+def _texts(splits: Any, train: Any, text: str, request: Request) -> Source:
+    kinds = {name: kind for name, kind in train.features.items() if name != text}
+    labels = [name for name, kind in kinds.items() if hasattr(kind, "names")]
+    for types in (INTEGERS, STRINGS):
+        labels = labels or [name for name, kind in kinds.items() if getattr(kind, "dtype", None) in types]
     label = _one("label", labels, kinds, request)
+    test = _held(splits, label, request)
     names = getattr(kinds[label], "names", None)
-    rows = [[(str(t), _named(y, names)) for t, y in zip(part[text], part[label])] for part in (train, test) if part]
+    rows = [_rows(part, text, label, names, request) for part in (train, test) if part]
     local = Path(request.path).expanduser().exists() and request.classes is None
     asked = request if names is None else replace(request, classes=request.classes or tuple(names))
     source = text_source(asked, rows[0], rows[1] if len(rows) > 1 else None)
     return replace(source, inferred=(seen_names(tuple(names)),)) if names is not None and local else source
 
 
-def _named(label: Any, names: list[str] | None) -> int | str:
-    return int(label) if names is None else names[int(label)]
+def _rows(part: Any, text: str, label: str, names: list[str] | None, request: Request) -> list[Row]:
+    found = []
+    for number, (words, value) in enumerate(zip(part[text], part[label])):
+        where = f"{request.spec} {part.split} row {number}"
+        if names is not None and (value is None or not 0 <= value < len(names)):
+            raise ValueError(
+                f"{where}: the label is {value}; it must be 0 to {len(names) - 1}. Label or remove the row"
+            )
+        found.append(checked(words, value if names is None else names[value], where))
+    return found
 
 
 def _columns(features: Any, request: Request) -> tuple[str, str]:
@@ -100,6 +121,8 @@ def _one(what: str, candidates: list[str], features: Any, request: Request) -> s
     chosen = request.options.get(what)
     if chosen is not None and chosen not in candidates and (what in ("image", "text") or chosen not in features):
         raise ValueError(f"{request.spec} has no {what} column {chosen!r}; it has {', '.join(candidates) or 'none'}")
+    if chosen is None and what in candidates:
+        return what
     if chosen is None and len(candidates) != 1:
         raise ValueError(
             f"{request.spec} has {len(candidates)} columns that could be the {what} (of {', '.join(features)}); "

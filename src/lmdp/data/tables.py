@@ -134,13 +134,18 @@ def _row(fields: Any, where: str, request: Request) -> Row:
     if not isinstance(fields, dict):
         raise ValueError(f"{where} is a {type(fields).__name__}; it must be an object with a text and a label")
     text, label = (_field(fields, request.options.get(name, name), name, where) for name in ("text", "label"))
+    return checked(text, label, where)._replace(user=_user(fields, where, request.user))
+
+
+def checked(text: Any, label: Any, where: str) -> Row:
+    """A row of this text and this label, if they are ones."""
     if not isinstance(text, str):
         raise ValueError(f"{where}: the text is {text!r}; it must be a string")
     if isinstance(label, str) and label.isascii() and label.isdigit() and len(label) < 7:
         label = int(label)
     if not isinstance(label, int | str) or label == "":
         raise ValueError(f"{where}: the label is {label!r}; it must be a whole number or a name")
-    return Row(text, int(label) if isinstance(label, int) else label, _user(fields, where, request.user))
+    return Row(text, int(label) if isinstance(label, int) else label)
 
 
 def _user(fields: dict[str, Any], where: str, column: str | None) -> str:
