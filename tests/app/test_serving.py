@@ -111,6 +111,22 @@ def test_what_is_no_photo_is_refused_with_what_to_do(photos: Path) -> None:
             loaded.embed(raw)
 
 
+def test_an_image_of_pillow_is_read_as_its_file_is(photos: Path, tmp_path: Path) -> None:
+    preprocess = lmdp.load(photos / "run").preprocess
+    note = Image.Exif()
+    note[0x0112] = 6
+    image = Image.fromarray(random_images(14, 20, 3, seed=9))
+    for number, mode in enumerate(("RGB", "CMYK", "YCbCr", "L")):
+        path = tmp_path / f"{number}.jpg"
+        image.convert(mode).save(path, exif=note)
+        assert torch.equal(preprocess([path]), preprocess([Image.open(path)]))  # type: ignore[arg-type]
+    assert preprocess(image.convert("HSV")).shape == (1, 3, 14, 14)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="image 0 has pixels of kind 'F'; convert it"):
+        preprocess(image.convert("F"))
+    with pytest.raises(TypeError, match="image 0 is of type int; give a path"):
+        preprocess(5)
+
+
 def test_a_run_is_exported_without_what_is_private(photos: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(photos / "run"), "--to", str(tmp_path / "out")]) == 0
     written = {"model.json", "model.safetensors", "privacy.json", "privacy-card.md"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from lmdp.app.runs import (
     spent_for,
 )
 from lmdp.data import Images, Source, Texts
-from lmdp.data.decode import Picture, decode
+from lmdp.data.decode import Picture, decode, encoded
 from lmdp.data.preprocess import fit
 from lmdp.data.records import read_object
 from lmdp.data.request import parse
@@ -57,7 +57,10 @@ class Preprocess:
         return {TEXTS: self._texts, IMAGES: self._images, NUMBERS: self._numbers}[self.card.kind](raw)
 
     def _texts(self, raw: str | Sequence[str]) -> Inputs:
-        texts = [raw] if isinstance(raw, str) else list(raw)
+        texts = [raw] if isinstance(raw, str) or not isinstance(raw, Iterable) else list(raw)
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"text {i} is of type {type(text).__name__}; give a string, or a list of strings")
         ids, mask = tokenizer_for(self.card.tokenizer or "").encode(texts, self.card.shape[0])
         return {IDS: ids, MASK: mask}
 
@@ -67,7 +70,7 @@ class Preprocess:
             pixels = torch.as_tensor(raw)
         else:
             several = list(raw) if isinstance(raw, list | tuple) else [raw]
-            pictures = [Picture(f"image {i}", _file(one)) for i, one in enumerate(several)]
+            pictures = [Picture(f"image {i}", _file(one, f"image {i}", channels)) for i, one in enumerate(several)]
             pixels = decode(pictures, size=size[0], channels=channels, crop=self.card.crop, say=lambda _: None)
         if pixels.dtype != torch.uint8 or pixels.dim() != 4:
             raise ValueError(
@@ -239,13 +242,14 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
         add_spent(file, spent)
 
 
-def _file(one: Any) -> Path | bytes:
-    if isinstance(one, bytes):
-        return one
-    if isinstance(one, str | Path):
-        return Path(one)
-    import io
+def _file(one: Any, name: str, channels: int) -> Path | bytes:
+    from PIL.Image import Image
 
-    raw = io.BytesIO()
-    one.save(raw, "PNG")  # an image of Pillow
-    return raw.getvalue()
+    if isinstance(one, Image):
+        return encoded(one, name, channels)
+    if not isinstance(one, bytes | str | Path):
+        raise TypeError(
+            f"{name} is of type {type(one).__name__}; give a path, the bytes of a file, an image of Pillow, or all images "
+            "as one array of bytes [N, C, H, W]"
+        )
+    return one if isinstance(one, bytes) else Path(one)

@@ -111,6 +111,16 @@ def _orientation(image: Image) -> int:
         return 1
 
 
+def encoded(image: Image, name: str, channels: int) -> bytes:
+    """An image of Pillow as a file of it would be read: upright, and grey or in colour."""
+    if image.mode not in GREY + COLOUR:
+        raise ValueError(f"{name} has pixels of kind {image.mode!r}; convert it to 8 bits per channel: RGB or L")
+    raw = io.BytesIO()
+    upright = _upright(image, Picture(name, b"")).convert("L" if channels == 1 else "RGB")
+    upright.save(raw, "PNG")
+    return raw.getvalue()
+
+
 def _is_grey(picture: Picture) -> bool:
     with _opened(picture) as image:
         return image.mode in GREY
