@@ -60,7 +60,7 @@ def compare(
         if any(METHODS[method].private for method in methods) and not whole.has_run:
             refuse_inferred(source, config)
             check_delta(config.delta, units(source.train), allowed=config.allow_large_delta)
-        fresh_model(config, source)
+        fresh_model(config, source, show.say)
         whole.begin(config)
         risk = _risk_of(config, whole, source, show, group)
         folders = []

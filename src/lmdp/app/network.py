@@ -16,6 +16,7 @@ from lmdp.app.config import HF, Config
 from lmdp.app.rules import HEAD, TANGENT
 from lmdp.app.runs import read_weights
 from lmdp.data import Examples, Source, Texts, load
+from lmdp.data.request import Say
 from lmdp.layers import LayerMap
 from lmdp.models import Inputs, Probe, Tangent, accuracy, build, evaluation, fresh, main_tensor, run
 
@@ -38,13 +39,16 @@ class Network:
         words = None if source.tokenizer is None else source.tokenizer.vocabulary
         return cls(config, source.train.shape, len(source.classes), words)
 
-    def untrained(self) -> nn.Module:
-        """With the weights that training begins with; what is random in them comes from torch's generator."""
+    def untrained(self, say: Say = lambda _: None) -> nn.Module:
+        """With the weights that training begins with; what is random in them comes from torch's generator.
+
+        It is said which of them come from a file.
+        """
         config = self.config
         options = config.model_options | ({"tune": HEAD} if config.tune == TANGENT else {})
         model = build(config.model, self.shape, self.classes, vocabulary=self.vocabulary, **options)
         if config.init is not None:
-            _fill(model, weights_file(config.init))
+            say(_fill(model, weights_file(config.init), say))
         if config.tune == TANGENT and isinstance(model, Probe):
             model = self._aimed(Tangent(model))
         if config.freeze is not None:
@@ -55,9 +59,9 @@ class Network:
         model.aim(public_texts(self.config))
         return model
 
-    def fresh(self) -> nn.Module:
+    def fresh(self, say: Say = lambda _: None) -> nn.Module:
         """The same parameters for the same seed, whatever the method, so that methods compare fairly."""
-        return fresh(self.untrained, self.config.seed or 0)
+        return fresh(lambda: self.untrained(say), self.config.seed or 0)
 
 
 def public_texts(config: Config) -> dict[str, Tensor]:
@@ -72,9 +76,9 @@ def _aimed_by(config: Config) -> str:
     return config.public or "sklearn-docs"
 
 
-def fresh_model(config: Config, source: Source) -> nn.Module:
+def fresh_model(config: Config, source: Source, say: Say = lambda _: None) -> nn.Module:
     """Untrained, and tried out before anything long begins."""
-    model = Network.of(config, source).fresh()
+    model = Network.of(config, source).fresh(say)
     LayerMap.of(model)  # refuses a model without trainable layers
     _try_out(model, config.model, source)
     return model
@@ -170,9 +174,9 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fill(model: nn.Module, path: Path) -> None:
+def _fill(model: nn.Module, path: Path, say: Say) -> str:
     """Those of the weights that fit by name and shape; the others stay as they are. Refused where none fit."""
-    mine, given = model.state_dict(), read_weights(path)
+    mine, given = model.state_dict(), read_weights(path, say)
     fitting = {name: tensor for name, tensor in given.items() if name in mine and mine[name].shape == tensor.shape}
     if not fitting:
         raise ValueError(
@@ -180,6 +184,10 @@ def _fill(model: nn.Module, path: Path) -> None:
             f"{', '.join(list(given)[:3])}, the model {', '.join(list(mine)[:3])}"
         )
     model.load_state_dict(fitting, strict=False)
+    rest = [name for name in mine if name not in fitting]
+    more = f" and {len(rest) - 5} more" if len(rest) > 5 else ""
+    begun = f"; begun as without it: {', '.join(rest[:5])}{more}" if rest else ""
+    return f"init: {len(fitting)} of {len(mine)} tensors of the model are taken from {path}{begun}"
 
 
 def freeze(model: nn.Module, patterns: str) -> None:

@@ -156,7 +156,7 @@ def train(
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         if risk is not None:
             _refuse_own_risk(risk, source)
-        model = fresh_model(config, source)
+        model = fresh_model(config, source, show.say)
         public = public_examples(config, source, show)
         planting = plant(config, source, [folder, *(RunFolder(path) for path in beside)], show.say)
         if planting is not None:

@@ -249,7 +249,7 @@ def _file(one: Any, name: str, channels: int) -> Path | bytes:
         return encoded(one, name, channels)
     if not isinstance(one, bytes | str | Path):
         raise TypeError(
-            f"{name} is of type {type(one).__name__}; give a path, the bytes of a file, an image of Pillow, or all images "
-            "as one array of bytes [N, C, H, W]"
+            f"{name} is of type {type(one).__name__}; give a path, the bytes of a file, an image of Pillow, or all of "
+            "them as one array of bytes [N, C, H, W]"
         )
     return one if isinstance(one, bytes) else Path(one)

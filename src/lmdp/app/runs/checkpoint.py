@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,8 @@ from lmdp.data.records import MAY_BE_MISSING, Amount, Count, decoded
 from lmdp.lineage import Spending, from_metadata, metadata
 
 FORMAT = 1
+WRAPPED = ("state_dict", "model_state_dict", "module_state_dict", "model", "module")
+"""Under which names checkpoints of others hold their weights."""
 
 
 @dataclass(frozen=True)
@@ -155,20 +156,42 @@ def add_spent(path: Path, spent: Sequence[Spending]) -> None:
     write(path, save(load(path.read_bytes()), metadata={**header, **metadata(spent)}))
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Of a safetensors file, or one by `torch.save`, of which nothing is executed either."""
+def read_weights(path: Path, say: Callable[[str], None] = lambda _: None) -> dict[str, Tensor]:
+    """Of a safetensors file, or one by `torch.save`, of which nothing is executed either.
+
+    Checkpoints that hold the weights beside other things, under a usual name, are opened, and that is said.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         if path.suffix == ".safetensors":
             return load(path.read_bytes())
-        tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise ValueError("it is no mapping of names to tensors, as state_dict() gives it")
-        return dict(tensors)
-    except (SafetensorError, ValueError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"{path} is not a readable model ({' '.join(str(error).split())[:200]})") from None
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise _no_weights(path, str(error)) from None
+    except OSError:
+        raise
+    except Exception as error:  # torch's unpickler stumbles over whatever an arbitrary file makes it find
+        raise _no_weights(path, f"{type(error).__name__}: {error}") from None
+    if _all_tensors(held):
+        return dict(held)
+    inside = [name for name in WRAPPED if isinstance(held, Mapping) and _all_tensors(held.get(name))]
+    if not inside:
+        raise _no_weights(path, f"it is no mapping of names to tensors, and has none under {', '.join(WRAPPED)}")
+    say(f"note: {path} is a checkpoint; what it holds under {inside[0]!r} are taken as the weights")
+    return dict(held[inside[0]])
+
+
+def _all_tensors(held: Any) -> bool:
+    return isinstance(held, Mapping) and bool(held) and all(isinstance(value, Tensor) for value in held.values())
+
+
+def _no_weights(path: Path, why: str) -> ValueError:
+    return ValueError(
+        f"{path} is not a readable model ({' '.join(why.split())[:200]}); name a .safetensors file, or one that "
+        "torch.save made of model.state_dict()"
+    )
 
 
 def load_model(path: Path, model: torch.nn.Module) -> None:
