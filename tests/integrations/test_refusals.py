@@ -135,6 +135,25 @@ def test_a_schedule_of_ones_own_that_follows_a_measurement_is_refused(tmp_path: 
     trainer(tmp_path, model=model, given={"optimizers": (optimizer, cosine)}, max_steps=2).train()
 
 
+class OwnLoader(DPTrainer):  # type: ignore[misc]
+    def get_train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=4)
+
+
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter([Texts(8)[0]])
+
+
+def test_a_loader_of_ones_own_and_a_stream_are_refused_with_what_to_pass(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"model": transformer("BertForSequenceClassification"), "privacy": privacy()}
+    given["args"] = arguments(tmp_path, max_steps=2)
+    with pytest.raises(ValueError, match=r"OwnLoader\.get_train_dataloader returns a DataLoader.*pass train_dataset="):
+        OwnLoader(train_dataset=Texts(), **given).train()
+    with pytest.raises(ValueError, match=r"train_dataset is a Stream.*with __len__ and __getitem__"):
+        trainer(tmp_path, data=Stream(), max_steps=2).train()
+
+
 def test_a_search_for_hyperparameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="spends more than any of the trainings"):
         trainer(tmp_path).hyperparameter_search()

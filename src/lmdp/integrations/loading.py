@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lmdp.guards import common_examples
 from lmdp.integrations.account import TrainerAccount
@@ -61,6 +61,28 @@ def refuse_members(setting: str, evaluated: Iterable[Any], train: Any) -> None:
             f"{setting} has training data in it: what is measured on it is private, and would be logged. Pass other "
             "people's data, or none."
         )
+
+
+def refuse_stream(data: Any) -> None:
+    """Raise where examples come one after the other, instead of by their places."""
+    if data is None or not (isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")):
+        return
+    raise ValueError(
+        f"train_dataset is a {type(data).__name__}, whose examples come one after the other and cannot be drawn "
+        "independently. Pass a dataset with __len__ and __getitem__: list(data), for instance, or of the datasets "
+        "library one that is loaded without streaming=True."
+    )
+
+
+def drawn_by(loader: Any, trainer: Any) -> DataLoader[Any]:
+    """What a trainer's loader draws from; refused where a class of one's own has put another loader in its place."""
+    if isinstance(loader, TrainerLoader):
+        return loader.plain
+    raise ValueError(
+        f"{type(trainer).__name__}.get_train_dataloader returns a {type(loader).__name__} of its own, whose batches "
+        "are not drawn as the account needs them. Leave that method out, and pass train_dataset= and data_collator= to "
+        "the trainer; sampling weights and orders of one's own have no place in a private training."
+    )
 
 
 def rows_of(data: Any) -> tuple[Any, set[int] | None]:

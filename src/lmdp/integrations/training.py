@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from lmdp.integrations.account import TrainerAccount
 from lmdp.integrations.arguments import adapted, refuse_followers
-from lmdp.integrations.loading import TrainerLoader, refuse_collation, refuse_members
+from lmdp.integrations.loading import TrainerLoader, drawn_by, refuse_collation, refuse_members, refuse_stream
 from lmdp.integrations.privacy import Privacy
 from lmdp.private import PrivacyEngine, PrivacyStatement
 
@@ -102,10 +102,8 @@ class PrivateTraining(Following):  # type: ignore[misc]
         """Everything is there: model, optimizer, schedule, and what was loaded from a checkpoint."""
         refuse_followers(self.callback_handler.callbacks, self.lr_scheduler, self.privacy)
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # not the one that Accelerate puts around it
-        loader = self.callback_handler.train_dataloader
-        self.account.attach(
-            self.private_module(), optimizer, loader.plain, steps=self.state.max_steps, state=self._state
-        )
+        plain = drawn_by(self.callback_handler.train_dataloader, self)
+        self.account.attach(self.private_module(), optimizer, plain, steps=self.state.max_steps, state=self._state)
 
     def save_account(self, folder: Path) -> None:
         """Beside a checkpoint."""
@@ -113,6 +111,7 @@ class PrivateTraining(Following):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """The trainer's own data and collation, drawn by Poisson sampling while it trains."""
+        refuse_stream(self.train_dataset)
         its: DataLoader[Any] = super().get_train_dataloader()
         refuse_collation(its)
         carried = {name: getattr(its, name) for name in CARRIED}
