@@ -298,3 +298,13 @@ def test_crop_takes_the_central_square_before_resizing(tmp_path: Path) -> None:
     whole = load(spec, channels=1).train.pixels
     assert torch.equal(cropped, whole[..., 2:8])
     assert not torch.equal(squeezed, cropped)
+
+
+def test_class_folders_of_photos_that_are_not_read_are_refused_with_how_many_these_are(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "IMG_1.HEIC").write_bytes(b"x")
+    with pytest.raises(
+        ValueError, match=r"holds no images .* 2 files that cannot be read as images .2 \.heic.*save them as \.jpg"
+    ):
+        load(f"folder:{tmp_path}", classes=2)

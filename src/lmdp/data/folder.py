@@ -38,7 +38,7 @@ def read_folder(request: Request) -> Source:
         request.say(told)
     held_out = _listing(test_at, declared) if test_at else {}
     if skipped := _skipped(root):
-        request.say(skipped)
+        request.say(f"note: {skipped}")
     strangers = sorted(set(held_out) - set(listing))
     if strangers:
         raise ValueError(f"{test_at} has class {strangers[0]!r}, which {train_at} lacks; add it there or remove it")
@@ -108,8 +108,9 @@ def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
         images = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
         listing[folder.name] = sorted(images, key=lambda f: f.relative_to(folder).as_posix())
         if not listing[folder.name] and not declared:
+            unread = f". {skipped}" if (skipped := _skipped(root)) else ""
             raise ValueError(
-                f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it"
+                f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it{unread}"
             )
     return listing
 
@@ -155,7 +156,7 @@ def _skipped(root: Path) -> str:
     told = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
     photos = [ending for ending in endings if ending in PHOTOS]
     remedy = f" {' and '.join(photos)} photos are not read here: save them as .jpg to train on them" if photos else ""
-    return f"note: {root} has {endings.total()} files that cannot be read as images ({told}); they are skipped.{remedy}"
+    return f"{root} has {endings.total()} files that cannot be read as images ({told}); they are skipped.{remedy}"
 
 
 def _largest(listing: dict[str, list[Path]], count: int | None) -> tuple[str, ...]:
