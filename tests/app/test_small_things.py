@@ -37,6 +37,30 @@ def test_an_empty_out_is_refused_and_nothing_is_written(tmp_path: Path, capsys: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["train", "--ouy", "x"], "required: --out; --ouy is unknown; did you mean --out?"),
+        (["embed", "run", "--oot=x.npz"], "required: --out; --oot=x.npz is unknown; did you mean --out?"),
+        (["trian", "--out", "x"], "did you mean train?"),
+        (["embed", "run", "--out", "x.npz", "--pooling", "meen"], "did you mean mean?"),
+    ],
+)
+def test_a_mistyped_word_gets_the_nearest_that_there_is(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert said in capsys.readouterr().err
+
+
+def test_a_mistyped_recipe_or_option_of_data_gets_the_nearest_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--recipe", "mnst", "--out", "x"]) == 2
+    assert "recipe is 'mnst'; did you mean 'mnist'?" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="unknown option 'corp' for folder; did you mean 'crop'"):
+        load("folder:photos?corp=1")
+
+
 @pytest.mark.parametrize("model", ["rosnet18", "nowhere:net"])
 @pytest.mark.parametrize("command", ["train", "risk"])
 def test_a_mistyped_model_is_found_before_a_photo_is_decoded(

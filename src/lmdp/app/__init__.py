@@ -2,6 +2,7 @@
 
 cli          the commands: parse, call the pipeline, print where the result is
 arguments    the words of the command line, and its help
+nearest      what is wrong with a command line, and what was perhaps meant
 config       what a run is made of: named values, checked
 settings     what one value may be
 rules        which values go together

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lmdp.app.config import SETTINGS, Config
+from lmdp.app.nearest import Parser
 from lmdp.app.recipes import recipe, recipe_names
 from lmdp.app.reproduce.grid import PARTS
 from lmdp.app.reproduce.paper import EXPERIMENTS
@@ -102,31 +102,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench": ("lmdp bench --models d-cnn --steps 9", "lmdp bench --growth --out bench"),
     "doctor": ("lmdp doctor", "lmdp doctor --quick --json"),
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and what was perhaps meant."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Options that nobody knows are named together with the nearest that the command has."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if not unknown:
-            return parsed
-        command = self._command_of(parsed)
-        every = [word for action in command._actions for word in action.option_strings]
-        near = (get_close_matches(word.partition("=")[0], every, n=1) for word in unknown if word.startswith("-"))
-        guess = "".join(f"; did you mean {words[0]}?" for words in near if words)
-        return command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
-
-    def _command_of(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                chosen: argparse.ArgumentParser = action.choices[parsed.command]
-                return chosen
-        return self
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -160,7 +160,9 @@ def _options(query: str, kind: str) -> Mapping[str, str]:
     for part in query.split("&") if query else []:
         option, equals, value = part.partition("=")
         if option not in allowed:
-            raise ValueError(f"unknown option {option!r} for {kind}; allowed are {', '.join(allowed)}")
+            near = difflib.get_close_matches(option.lower(), allowed, n=1)
+            guess = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown option {option!r} for {kind}; {guess}allowed are {', '.join(allowed)}")
         if not equals or not value:
             raise ValueError(f"option {option!r} for {kind} has no value; write {option}=VALUE")
         if option in options:

@@ -8,6 +8,7 @@ demo.toml                                              the whole flow in two min
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from importlib import resources
 from typing import Any
 
@@ -24,6 +25,8 @@ def recipe(name: str) -> dict[str, Any]:
     if name.endswith(".toml"):
         return Config.load(name).to_dict()
     if name not in recipe_names():
-        raise ValueError(f"recipe is {name!r}; it must be one of {', '.join(recipe_names())}, or a .toml file")
+        near = get_close_matches(name.lower(), recipe_names(), n=1)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"recipe is {name!r}; {guess}it must be one of {', '.join(recipe_names())}, or a .toml file")
     text = resources.files("lmdp.app.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
