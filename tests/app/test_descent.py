@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import lmdp
 from lmdp.app import cli, training
 from lmdp.app.arguments import config_of, parser
 from lmdp.app.config import OPTIMIZERS, SCHEDULES, Config
@@ -124,6 +125,14 @@ def test_what_is_saved_as_average_is_that_of_the_released_weights_and_costs_noth
     assert all(torch.allclose(average[k].double(), v, atol=1e-6) for k, v in expected.items())
     assert not any(torch.equal(average[k], model[k]) for k in average)
     assert math.isfinite(sum(float(t.sum()) for t in average.values()))
+    loaded, run = lmdp.load(tmp_path / "run", average=True), str(tmp_path / "run")
+    assert all(torch.equal(average[k], t) for k, t in loaded.model.state_dict().items())
+    pixels = torch.zeros(2, 1, 14, 14, dtype=torch.uint8)
+    assert cli.main(["export", run, "--average", "--to", str(tmp_path / "out")]) == 0
+    assert (lmdp.load(tmp_path / "out").embed(pixels) == loaded.embed(pixels)).all()
+    assert cli.main(["embed", run, "--average", "--data", spec, "--out", str(tmp_path / "e.npz")]) == 0
+    with pytest.raises(ValueError, match=r"has no average.safetensors: runs keep one that are trained with --ema"):
+        lmdp.load(tmp_path / "plain", average=True)
 
 
 def test_a_run_with_tanh_and_standardised_filters_is_certified_and_remembers_them(spec: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -162,6 +163,20 @@ def test_what_cannot_be_used_is_refused(photos: Path, tmp_path: Path, capsys: py
         assert cli.main(words) == (2 if said else 0)
         assert said in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served, bare = tmp_path / "served", tmp_path / "bare"
+    for folder in (served, bare):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"")
+    (served / "modules.json").write_text("[]")
+    for folder, said in ((served, "Read it with SentenceTransformer("), (bare, "neither model.json nor config.toml")):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            lmdp.load(folder)
+        for words in (["embed", "--out", str(tmp_path / "e.npz")], ["export", "--to", str(tmp_path / "x")]):
+            assert cli.main([words[0], str(folder), *words[1:]]) == 2
+            assert said in capsys.readouterr().err
 
 
 def test_arrays_of_numbers_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ PLAN_KEYS = (
 )
 TRAINING = ("train", "compare", "demo")
 """Commands that train what the configuration says."""
+AVERAGED = "take the moving average of the weights, which a run with --ema keeps"
 SAME_THING = ("sample_rate", "batch_size")
 """Two keys for one thing: on the command line either overrides what a recipe says of the other."""
 
@@ -184,7 +185,9 @@ def parser() -> argparse.ArgumentParser:
     _options(compare, COMPARE_KEYS)
 
     embed = _command(commands, "embed", "write what a layer of a finished run makes of data")
-    embed.add_argument("target", metavar="DIR", type=Path, help="run folder, or what lmdp export made of one")
+    embed.add_argument(
+        "target", metavar="DIR", type=Path, help="run folder, or what lmdp export made of one as safetensors"
+    )
     embed.add_argument("--layer", metavar="NAME", help="of the run's layers (default: the last before the head)")
     embed.add_argument("--data", metavar="SPEC", help="what to embed (default: the run's own data)")
     embed.add_argument("--out", type=_place, required=True, metavar="FILE.npz", help="where to write the embeddings")
@@ -192,11 +195,13 @@ def parser() -> argparse.ArgumentParser:
         "--pooling", default="mean", choices=("mean", "cls", "last"), help="of texts (default: %(default)s)"
     )
     embed.add_argument("--names", action="store_true", help="write the path of each image, or the line of each text")
+    embed.add_argument("--average", action="store_true", help=AVERAGED)
     embed.add_argument("--inputs", action="store_true", help="write the inputs too: a control for an audit of the file")
 
     export = _command(commands, "export", "write what may be published of a run, in a form that others read")
     export.add_argument("target", metavar="DIR", type=Path, help="run folder")
     export.add_argument("--to", type=_place, required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--average", action="store_true", help=AVERAGED)
     export.add_argument(
         "--form",
         choices=("sentence-transformers", "safetensors"),

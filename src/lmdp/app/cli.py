@@ -199,7 +199,7 @@ def _audit(arguments: Namespace, show: Show) -> Result:
 def _embed(arguments: Namespace, show: Show) -> Result:
     from lmdp.app.embedding import embed_data
 
-    options = {name: getattr(arguments, name) for name in ("layer", "pooling", "inputs", "names")}
+    options = {name: getattr(arguments, name) for name in ("layer", "pooling", "inputs", "names", "average")}
     written = embed_data(arguments.target, arguments.data, arguments.out, show.say, **options)
     text = (
         f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}\nwritten to: {arguments.out}"
@@ -211,7 +211,7 @@ def _embed(arguments: Namespace, show: Show) -> Result:
 def _export(arguments: Namespace, show: Show) -> Result:
     from lmdp.app.serving import export
 
-    form = export(arguments.target, arguments.to, arguments.form)
+    form = export(arguments.target, arguments.to, arguments.form, average=arguments.average)
     read = {
         "safetensors": f'lmdp.load("{arguments.to}")',
         "sentence-transformers": f'SentenceTransformer("{arguments.to}")',

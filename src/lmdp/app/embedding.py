@@ -41,12 +41,21 @@ class Embedded:
 
 
 def embed_data(
-    run: Path, spec: str | None, out: Path, say: Say, *, layer: str | None, pooling: str, inputs: bool, names: bool
+    run: Path,
+    spec: str | None,
+    out: Path,
+    say: Say,
+    *,
+    layer: str | None,
+    pooling: str,
+    inputs: bool,
+    names: bool,
+    average: bool = False,
 ) -> Embedded:
     """The representations that a layer of a run has of the examples of a SPEC (its own data unless given)."""
     if out.suffix != ".npz" or out.exists():
         raise ValueError(f"--out is {out}; it must be a new file that ends in .npz")
-    loaded = load_run(run)
+    loaded = load_run(run, average=average)
     card, config = loaded.preprocess.card, RunFolder(run).config() if RunFolder(run).has_run else None
     spec = spec or (None if config is None else config.data)
     if spec is None:

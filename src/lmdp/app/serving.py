@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from lmdp.app.config import Config
 from lmdp.app.runs import (
+    AVERAGE,
     IMAGES,
+    MODEL,
     NETWORK,
     NUMBERS,
     TEXTS,
@@ -27,6 +29,7 @@ from lmdp.app.runs import (
     load_model,
     spent_for,
 )
+from lmdp.app.runs.card import FILE as CARD
 from lmdp.data import Images, Source, Texts
 from lmdp.data.decode import Picture, decode, encoded
 from lmdp.data.preprocess import fit
@@ -100,6 +103,7 @@ class Loaded:
     layers: tuple[str, ...]
     by: str
     path: Path
+    weights: str = MODEL
 
     def embed(self, raw: Any, layer: str | None = None, *, pooling: str = "mean") -> NDArray[np.float32]:
         """One vector for each raw input: of the layer before the last unless another is named."""
@@ -109,20 +113,43 @@ class Loaded:
         return name or self.layers[max(0, len(self.layers) - 2)]
 
 
-def load(path: str | Path) -> Loaded:
-    """The finished run in a folder, or what `lmdp export` made of one.
+def load(path: str | Path, *, average: bool = False) -> Loaded:
+    """The finished run in a folder, or what `lmdp export --form safetensors` made of one.
+
+    `average`: with the moving average of its weights, which a run keeps that was trained with `--ema`.
 
     A model of one's own (`module:factory`) is named in its model.json, and that code is imported and called: load such
     folders only from whom you would run code of. No other file of a run holds or names code.
     """
-    folder = RunFolder(path)
-    if not folder.finished:
-        raise ValueError(f"{path} holds no finished run: it has no model.safetensors. Make one with lmdp train.")
+    folder, weights = RunFolder(path), AVERAGE if average else MODEL
+    _refuse_others(folder)
+    if average and not (folder / AVERAGE).exists():
+        raise ValueError(
+            f"{path} has no {AVERAGE}: runs keep one that are trained with --ema DECAY. Leave average out for the last "
+            "weights."
+        )
     card = (Card.read(folder.path) or _card_of_old(folder)).at(folder.path)
     model = built(card)
-    load_model(folder / "model.safetensors", model)
+    load_model(folder / weights, model)
     statement = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
-    return Loaded(model.eval(), statement, Preprocess(card), card.classes, card.layers, card.by, folder.path)
+    kept = card.classes, card.layers, card.by
+    return Loaded(model.eval(), statement, Preprocess(card), *kept, folder.path, weights)
+
+
+def _refuse_others(folder: RunFolder) -> None:
+    """Folders that are no finished runs, nor exports that are read as these are."""
+    if (folder / "modules.json").exists():
+        raise ValueError(
+            f"{folder.path} is a folder of sentence-transformers, as lmdp export makes them. Read it with "
+            f'SentenceTransformer("{folder.path}"), or name the run folder that it was made of.'
+        )
+    if not folder.finished:
+        raise ValueError(f"{folder.path} holds no finished run: it has no {MODEL}. Make one with lmdp train.")
+    if not folder.has_run and not (folder / CARD).exists():
+        raise ValueError(
+            f"{folder.path} holds weights, but neither {CARD} nor config.toml, which say of what. Name "
+            "the run folder, or what lmdp export --form safetensors made of it."
+        )
 
 
 def built(card: Card) -> nn.Module:
@@ -174,14 +201,14 @@ def _card_of_old(folder: RunFolder) -> Card:
     return card_of(config, source, fresh_model(config, source))
 
 
-def export(path: str | Path, to: Path, form: str | None = None) -> str:
+def export(path: str | Path, to: Path, form: str | None = None, *, average: bool = False) -> str:
     """Write what may be published of a run into a new folder, in the form that others read; returns the form.
 
     sentence-transformers: the encoder with its adapters merged in, and the mean over words. safetensors: the weights as
     they are and how to use them, which `lmdp.load` reads. Neither holds private/, checkpoints or audits. What was spent
     for the weights stands in their header, and merged ones are noted with it on this machine.
     """
-    loaded = load(path)
+    loaded = load(path, average=average)
     encoder = encoder_of(loaded.model)
     form = form or (PLAIN if encoder is None or loaded.preprocess.card.tokenizer in BUILT_IN else SENTENCES)
     if form not in FORMS:
@@ -209,7 +236,7 @@ def _plain(loaded: Loaded, to: Path) -> None:
         if (loaded.path / name).is_dir():
             shutil.copytree(loaded.path / name, to / name)
     (Card.read(loaded.path) or loaded.preprocess.card).save(to)
-    shutil.copyfile(loaded.path / "model.safetensors", to / "model.safetensors")
+    shutil.copyfile(loaded.path / loaded.weights, to / MODEL)
 
 
 def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -> None:
@@ -226,7 +253,7 @@ def _sentence_transformer(loaded: Loaded, encoder: nn.Module | None, to: Path) -
     except ImportError as error:
         raise ValueError(f"form {SENTENCES} needs the package: pip install 'lmdp[hf]'") from error
     held = loaded.model.state_dict()
-    spent = spent_for(loaded.path / "model.safetensors") or earlier(held)
+    spent = spent_for(loaded.path / loaded.weights) or earlier(held)
     before = set(digests(held, casts=True))  # known since the training, or public
     described: Any = merged(encoder)
     append(set(digests(described.state_dict(), casts=True)) - before, spent)

@@ -23,7 +23,7 @@ from lmdp.app.network import laid_out, shortened, test_accuracy, trainable
 from lmdp.app.parts import parts_of
 from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
-from lmdp.app.runs import Checkpoint, RunFolder, save_model, write_json
+from lmdp.app.runs import AVERAGE, MODEL, Checkpoint, RunFolder, save_model, write_json
 from lmdp.app.staged import computed, taken_over
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
@@ -41,7 +41,6 @@ from lmdp.processes import Group
 from lmdp.risk import RiskProfile
 from lmdp.units import PerUser, Views
 
-AVERAGE = "average.safetensors"
 SECONDS_BETWEEN_EPSILONS = 2.0
 SHARE_OF_EPSILONS = 0.01  # of the time of a training, at most, for epsilons that only the progress shows
 
@@ -284,7 +283,7 @@ def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: S
     if job.average is not None:  # before the model, with which a run is finished
         with job.average.applied():
             save_model(folder / AVERAGE, job.model, spent)
-    save_model(folder / "model.safetensors", job.model, spent)
+    save_model(folder / MODEL, job.model, spent)
     write_json(folder / "privacy.json", privacy)
 
 

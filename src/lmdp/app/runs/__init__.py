@@ -12,11 +12,13 @@ from lmdp.app.runs.canaries import Coins
 from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options
 from lmdp.app.runs.checkpoint import Checkpoint, add_spent, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
-from lmdp.app.runs.folder import RunFolder
+from lmdp.app.runs.folder import AVERAGE, MODEL, RunFolder
 from lmdp.app.runs.members import Changes, Members
 
 __all__ = [
+    "AVERAGE",
     "IMAGES",
+    "MODEL",
     "NETWORK",
     "NUMBERS",
     "TEXTS",

@@ -23,6 +23,7 @@ from lmdp.app.runs.files import unfinished, write
 from lmdp.data.records import Count, field_of, read_object
 
 Say = Callable[[str], None]
+MODEL, AVERAGE = "model.safetensors", "average.safetensors"
 OF_OLD: Mapping[str, Any] = {"splits": "position", "holdout": 0.0, "risk_as_measured": True}
 """What runs did whose configuration does not say it: nobody could choose then."""
 _CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
@@ -43,7 +44,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self / "model.safetensors").exists()
+        return (self / MODEL).exists()
 
     @contextmanager
     def claim(self) -> Iterator[None]:
