@@ -87,6 +87,21 @@ def test_photos_elsewhere_are_cut_as_those_of_the_training(photos: Path, tmp_pat
     np.testing.assert_array_equal(plain["embeddings"], cut["embeddings"])
 
 
+def test_photos_without_class_folders_are_embedded_without_labels(photos: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in sorted((photos / "photos" / "dog").glob("*.png"))[:5]:
+        shutil.copy(path, flat)
+    words = ["embed", str(photos / "run"), "--names", "--data", f"folder:{flat}", "--out", str(tmp_path / "e.npz")]
+    assert cli.main(words) == 0
+    arrays = np.load(tmp_path / "e.npz")
+    assert not {"labels", "classes", "digests"} & set(arrays)
+    vectors = lmdp.load(photos / "run").embed([flat / name for name in arrays["names"]])
+    np.testing.assert_allclose(arrays["embeddings"], vectors, atol=1e-5)
+    with pytest.raises(ValueError, match="has no class folders"):
+        lmdp.data.load(f"folder:{flat}", size=14)
+
+
 def test_labels_are_numbered_as_in_the_training_wherever_its_folder_is_named_from(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,11 +173,22 @@ def test_a_run_of_adapters_is_exported_as_a_sentence_transformer_that_gives_the_
         "audit.json",
         "config.toml",
     }
-    assert privacy(Path("served")) == privacy(adapted)
+    mine, stated = privacy(adapted), privacy(Path("served"))
+    assert {**stated, "account": None} == {**mine, "account": None}
     theirs = sentences.SentenceTransformer("served", device="cpu").encode(letters)
     np.testing.assert_allclose(theirs, loaded.embed(letters), rtol=1e-4, atol=1e-5)
     assert cli.main(["export", "run", "--to", "plain", "--form", "safetensors"]) == 0
     np.testing.assert_array_equal(lmdp.load("plain").embed(letters), loaded.embed(letters))
+    written = [
+        path for name in ("served", "plain") for path in Path(name).rglob("*") if path.suffix in (".json", ".md")
+    ]
+    assert [
+        path for path in written if str(adapted.parent) in path.read_text() or str(Path.cwd()) in path.read_text()
+    ] == []
+    assert any("weights of public (SHA-256" in said for said in stated["account"])
+    told = Path("served/README.md").read_text()
+    assert f"epsilon {mine['epsilon']:.4g} at delta" in told
+    assert told.count("(privacy-card.md)") == 1
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["on this machine", "on another"])

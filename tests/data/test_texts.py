@@ -187,3 +187,20 @@ def test_text_columns_of_a_hub_dataset_are_found_by_type_or_name(tmp_path: Path)
     assert source.classes == ("no", "yes", "never")
     plain = load(write_csv(tmp_path / "a.csv", ROWS), tokenizer="words", length=9, classes=3)
     assert same(source.train, plain.train)  # type: ignore[arg-type]
+
+
+def test_tables_without_labels_are_read_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in ROWS))
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f'"{text}"\n' for text, _ in ROWS))
+    for spec in (f"jsonl:{tmp_path / 'a.jsonl'}", f"csv:{tmp_path / 'a.csv'}"):
+        source = load(spec, tokenizer="words", labelled=False)
+        assert (len(source.train), source.test, source.classes) == (60, None, ("",))
+        with pytest.raises(ValueError, match="no column 'label'"):
+            load(spec, tokenizer="words")
+        with pytest.raises(ValueError, match="no column 'kind'"):
+            load(f"{spec}?label=kind", tokenizer="words", labelled=False)
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": 1}\n')
+    with pytest.raises(ValueError, match=r"b\.jsonl:1 has no label, and other rows have one"):
+        load(f"jsonl:{tmp_path / 'b.jsonl'}", tokenizer="words", labelled=False)
+    labelled = load(write_csv(tmp_path / "c.csv", ROWS), tokenizer="words", classes=2)
+    assert same(load(f"csv:{tmp_path / 'c.csv'}", tokenizer="words", classes=2, labelled=False).train, labelled.train)  # type: ignore[arg-type]

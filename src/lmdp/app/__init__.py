@@ -27,6 +27,7 @@ references   a run's training again, on random halves of the examples that are a
 bounds       how much epsilon a run's training spends, at least
 runs/        what a training leaves on disk
 serving      a finished run, used: loaded, asked for embeddings, exported
+publishing   what an export says of its privacy, and that it names no place of this machine
 embedding    embeddings of data in a file, and such a file audited
 progress     what a user sees while waiting, and how to stop
 doctor       what is installed, and a test of exactness and noise

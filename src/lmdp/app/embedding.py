@@ -3,6 +3,8 @@
     embeddings [N, d]   labels [N]   classes [C] (which the labels number)   part [N] (train or test, of the SPEC)
     layer   pooling   run   digests [N]   names [N] (with `--names`)   inputs [N, …] (with `--inputs`)
 
+Of data without labels there are no labels, classes and digests.
+
 Who was trained on cannot be told from the file: digests are keyed, and the key is in the run folder's private part. An
 audit of the file looks there. The inputs make a control for that audit.
 """
@@ -21,6 +23,7 @@ from lmdp.app.serving import load as load_run
 from lmdp.audit import AuditReport
 from lmdp.audit.model import audit
 from lmdp.data import load
+from lmdp.data.classes import UNLABELLED
 from lmdp.data.examples import names_of
 from lmdp.data.npz import read_arrays
 from lmdp.data.readers import READERS
@@ -71,6 +74,7 @@ def embed_data(
         tokenizer=card.tokenizer,
         length=length,
         say=say,
+        labelled=False,
     )
     if source.train.shape != card.shape:
         raise ValueError(f"examples of {spec} have shape {source.train.shape}; the model of {run} takes {card.shape}")
@@ -85,14 +89,15 @@ def embed_data(
     members = Members.read(RunFolder(run))
     arrays: dict[str, Any] = {
         "embeddings": rows,
-        "labels": labels.numpy(),
-        "classes": np.array(source.classes),
         "part": np.array(["train"] * len(source.train) + ["test"] * (len(every) - len(source.train))),
         "layer": np.array(chosen),
         "pooling": np.array(pooling),
         "run": np.array(str(Path(run).absolute())),
     }
-    if members is not None:
+    labelled = source.classes != UNLABELLED
+    if labelled:
+        arrays |= {"labels": labels.numpy(), "classes": np.array(source.classes)}
+    if members is not None and labelled:  # digests are of examples with their labels
         arrays["digests"] = np.array(every.digests(members.key))
     if names:
         arrays["names"] = np.array(names_of(every))
@@ -128,8 +133,9 @@ def audit_embedded(path: Path, run: Path | None = None) -> AuditReport:
     members = Members.read(folder) if folder.has_run else None
     if members is None or "digests" not in arrays:
         raise ValueError(
-            f"{path} holds embeddings by the run {folder.path}, which is not there or kept no digests of its examples: "
-            "nobody knows who was trained on. Name the folder with --run DIR, or write arrays member and nonmember."
+            f"{path} holds embeddings by the run {folder.path}, which is not there or kept no digests of its examples, "
+            "or are of data without labels: nobody knows who was trained on. Name the folder with --run DIR, or write "
+            "arrays member and nonmember."
         )
     if folder.config().canaries and folder.config().canary_kind == "mislabelled":
         raise ValueError(

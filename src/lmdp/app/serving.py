@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmdp.app.config import Config
+from lmdp.app.publishing import add_privacy, forget_places, places_of
 from lmdp.app.runs import (
     AVERAGE,
     IMAGES,
@@ -225,10 +226,17 @@ def export(path: str | Path, to: Path, form: str | None = None, *, average: bool
         for name in STATEMENTS:
             if (loaded.path / name).exists():
                 shutil.copyfile(loaded.path / name, beside / name)
+        add_privacy(beside, loaded.statement)
+        run = RunFolder(path)
+        forget_places(beside, {beside.absolute(), run.path.absolute().parent, *_places(run)})
         beside.rename(to)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return form
+
+
+def _places(run: RunFolder) -> set[Path]:
+    return places_of(run.config()) if run.has_run else set()
 
 
 def _plain(loaded: Loaded, to: Path) -> None:

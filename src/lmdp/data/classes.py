@@ -5,6 +5,8 @@ from __future__ import annotations
 from lmdp.data.images import Inferred, Source
 from lmdp.data.request import Request
 
+UNLABELLED = ("",)
+"""The classes of examples without labels, which all have label 0."""
 MOST_TOLD = 20
 """Classes that are named one by one."""
 

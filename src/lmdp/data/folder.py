@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from lmdp.data.classes import seen_channels, seen_names
+from lmdp.data.classes import UNLABELLED, seen_channels, seen_names
 from lmdp.data.decode import PHOTOS, Picture, decode
 from lmdp.data.faces import landmarks_for, read_landmarks
 from lmdp.data.images import Images, Source
@@ -31,6 +31,9 @@ def read_folder(request: Request) -> Source:
     root = Path(request.path).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"{root} is not a folder; folder:PATH needs one with a folder of images for each class")
+    if not request.labelled and (photos := _photos(root)) and not any(map(_photos, _folders(root))):
+        request.say(f"note: {root} has no class folders; its {len(photos)} images are taken without labels")
+        return Source(request.spec, _read([(path, 0) for path in photos], root, request), None, UNLABELLED)
     train_at, test_at = _parts(root)
     declared = _declared(root, request)
     listing = _listing(train_at, declared)
@@ -105,14 +108,18 @@ def _listing(root: Path, declared: Sequence[str]) -> dict[str, list[Path]]:
         raise ValueError(_no_class(root, declared))
     listing = {}
     for folder in folders:
-        images = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-        listing[folder.name] = sorted(images, key=lambda f: f.relative_to(folder).as_posix())
+        listing[folder.name] = sorted(_photos(folder, "**/*"), key=lambda f: f.relative_to(folder).as_posix())
         if not listing[folder.name] and not declared:
             unread = f". {skipped}" if (skipped := _skipped(root)) else ""
             raise ValueError(
                 f"class folder {folder} holds no images ({', '.join(sorted(SUFFIXES))}); fill or remove it{unread}"
             )
     return listing
+
+
+def _photos(folder: Path, pattern: str = "*") -> list[Path]:
+    """The images in it, or also in those below."""
+    return sorted(f for f in folder.glob(pattern) if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
 
 
 def _no_class(root: Path, declared: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ def load(
     tokenizer: str | None = None,
     length: int | None = None,
     user: str | None = None,
+    labelled: bool = True,
 ) -> Source:
     """What `spec` names, as size×size images with `channels` channels where these are given.
 
@@ -35,7 +36,9 @@ def load(
 
     `classes` declares how many classes there are, or their names; what is not declared and no public fact is read off
     the examples, and the source says so (`inferred`). `splits="position"` chooses parts as earlier versions did.
-    Official files are kept in `cache`, else in $LMDP_DATA, else in the user's cache folder. `say` is told of progress.
+    `labelled=False` also takes tables without a column of labels, and a folder of photos without class folders: its
+    one class is then called "". Official files are kept in `cache`, else in $LMDP_DATA, else in the user's cache
+    folder. `say` is told of progress.
     Whatever is wrong with a SPEC or a file comes as ValueError or OSError, in one line that names it.
     """
     request = parse(
@@ -49,6 +52,7 @@ def load(
         tokenizer=tokenizer,
         length=length,
         user=user,
+        labelled=labelled,
     )
     source = READERS[request.kind].read(request)
     train, test = source.train, source.test

@@ -25,6 +25,7 @@ class Request:
 
     `classes` are those that somebody has declared, by number or by name; `splits` is how examples are chosen;
     `tokenizer` and `length` are how texts become numbers; `user` is the column that names the person of a row.
+    `labelled`: whether examples must have labels; of files of one's own they may lack them all otherwise.
     """
 
     spec: str
@@ -42,6 +43,7 @@ class Request:
     tokenizer: str | None = None
     length: int | None = None
     user: str | None = None
+    labelled: bool = True
 
     @property
     def folder(self) -> Path:
@@ -64,6 +66,7 @@ def parse(
     tokenizer: str | None = None,
     length: int | None = None,
     user: str | None = None,
+    labelled: bool = True,
 ) -> Request:
     """Everything that can be wrong with a SPEC is found here, before any file is touched."""
     name, _, query = spec.partition("?")
@@ -83,7 +86,7 @@ def parse(
         raise ValueError(f"splits is {splits!r}; it must be 'content' or 'position'")
     _check_user(user, kind, spec, limit, splits)
     say = say or (lambda _: None)
-    texts = (tokenizer, length, user)
+    texts = (tokenizer, length, user, labelled)
     return Request(spec, kind, path, options, size, channels, limit, half, names, splits, cache, say, *texts)
 
 

@@ -10,12 +10,13 @@ import csv
 import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from lmdp.data.classes import numbered, seen, seen_names
+from lmdp.data.classes import UNLABELLED, numbered, seen, seen_names
 from lmdp.data.images import MAX_CLASSES, Inferred, Source
 from lmdp.data.request import Request
 from lmdp.data.splits import hold_out
@@ -88,8 +89,15 @@ def _read(request: Request, rows_of: Callable[[Path, Request], Iterator[Row]]) -
     for one in named:
         if not one.is_file():
             raise FileNotFoundError(f"{one} is not a file; {request.kind}:PATH needs one with a text in every line")
-    train = list(rows_of(path, request))
-    return text_source(request, train, list(rows_of(named[1], request)) if test else None)
+    parts = [list(rows_of(one, request)) for one in named]
+    lacking = [row.name for rows in parts for row in rows if row.label == ""]  # only where the request allows it
+    if not lacking:
+        return text_source(request, parts[0], parts[1] if test else None)
+    if len(lacking) < sum(map(len, parts)):
+        raise ValueError(f"{request.spec}: {lacking[0]} has no label, and other rows have one; label all, or none")
+    train, others = ([row._replace(label=0) for row in rows] for rows in [*parts, []][:2])
+    request.say(f"note: {request.spec} has no column of labels; its texts are taken without")
+    return replace(text_source(replace(request, classes=1), train, others), classes=UNLABELLED)
 
 
 def _opened(path: Path) -> TextIO:
@@ -133,8 +141,12 @@ def _row(fields: Any, where: str, request: Request) -> Row:
     """The text and the label that the columns hold; a number written as text is a number."""
     if not isinstance(fields, dict):
         raise ValueError(f"{where} is a {type(fields).__name__}; it must be an object with a text and a label")
-    text, label = (_field(fields, request.options.get(name, name), name, where) for name in ("text", "label"))
-    return checked(text, label, where)._replace(user=_user(fields, where, request.user))
+    text = _field(fields, request.options.get("text", "text"), "text", where)
+    user = _user(fields, where, request.user)
+    if not request.labelled and "label" not in fields and "label" not in request.options:
+        return checked(text, 0, where)._replace(label="", user=user)
+    label = _field(fields, request.options.get("label", "label"), "label", where)
+    return checked(text, label, where)._replace(user=user)
 
 
 def checked(text: Any, label: Any, where: str) -> Row:
