@@ -213,6 +213,9 @@ def test_help_has_every_setting_in_a_group_and_examples_that_parse(capsys: pytes
     assert all(f"--{key.replace('_', '-')}" in told for key in SETTINGS if key != "method")
     assert all(f"\n{title}:\n" in told for title in ("model", "data", "privacy", "training", "risk on shadow data"))
     assert "overrides the recipe" not in told
+    assert {"train", "embed", "export"} <= set(EXAMPLES)
+    assert "jsonl:" in "".join(EXAMPLES["train"])
+    assert "mps" not in SETTINGS["device"].help  # it is refused
     for command, lines in EXAMPLES.items():
         for line in lines:
             words = line.replace("\\\n", " ").split()
@@ -246,3 +249,15 @@ def test_the_doctor_finds_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_doctor_who_finds_something_wrong_exits_with_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmdp.app.doctor.examine", lambda **_: Findings((Finding("noise", "…", False),)))
     assert cli.main(["doctor"]) == 2
+
+
+def test_a_run_of_too_few_steps_is_advised_to_make_more_and_not_to_call_what_it_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = make_npz(tmp_path / "data.npz")
+    words = ["train", *SMALL[:2], *SMALL[4:], "--data", spec, "--method", "dpsgd", "--out", "run"]
+    assert cli.main([*words, "--sample-rate", "1", "--epochs", "1"]) == 0
+    stated = json.loads(Path("run/privacy.json").read_text())
+    assert (stated["steps"], stated["certified"]) == (1, False)
+    assert "train again with more --epochs" in str(stated["reasons"])
+    assert "engine.looking()" not in capsys.readouterr().out + json.dumps(stated)

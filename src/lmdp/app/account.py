@@ -19,6 +19,7 @@ from lmdp.data import Examples, Source
 from lmdp.data.examples import units, users_of
 from lmdp.data.records import encoded, read_object
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
+from lmdp.guards.words import LOOK_AGAIN, MORE_STEPS
 from lmdp.lineage import Lineage, Spending, dataset_digest, earlier, spendings
 from lmdp.methods import METHODS
 
@@ -57,6 +58,8 @@ class Account:
                 f"the privacy of one {asked} was asked for (unit), and epsilon is that of one {statement.unit}: the "
                 "examples do not say whose they are"
             )
+        how = {key: Verdict(v.state, v.how.replace(LOOK_AGAIN, MORE_STEPS)) for key, v in statement.verdicts.items()}
+        statement = replace(statement, verdicts=how)
         if not doubts:
             return statement
         before = statement.verdicts["account"]

@@ -89,12 +89,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "lmdp train --model resnet18 --data folder:photos --size 32 --channels 3 --classes cat,dog \\\n"
         "             --risk risk.json --epsilon 8 --delta 1e-6 --out runs/photos",
+        "lmdp train --model tiny-encoder --tokenizer words --data jsonl:letters.jsonl --classes ham,spam \\\n"
+        "             --method dpsgd --epsilon 8 --delta 1e-5 --out runs/letters",
         "lmdp train --recipe mnist --method dpsgd --out runs/mnist",
         "lmdp train --out runs/mnist --resume",
     ),
     "plan": ("lmdp plan --examples 54000 --epsilon 3", "lmdp plan --examples 1200 --epsilon 8 --batch-size 12"),
     "audit": ("lmdp audit runs/photos", "lmdp audit runs/photos --epsilon --runs 1000", "lmdp audit embeddings.npz"),
     "compare": ("lmdp compare --recipe mnist --methods dpsgd,autos,psac,lm --out runs/mnist",),
+    "embed": (
+        "lmdp embed runs/photos --data folder:photos --names --out vectors.npz",
+        "lmdp embed runs/letters --data jsonl:more.jsonl --layer blocks.1 --out letters.npz",
+    ),
+    "export": ("lmdp export runs/letters --to served", "lmdp export runs/photos --form safetensors --to release"),
     "tune": ("lmdp tune --model s-cnn --shadow fashion-mnist --epsilon 8 --sample-rate 0.05 --out runs/tuned",),
     "reproduce": (
         "lmdp reproduce table2 --scale smoke --out runs/smoke",
@@ -220,7 +227,7 @@ def parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--private", metavar="SPEC", help="private data of the one experiment that is chosen")
     reproduce.add_argument("--shadow", metavar="SPEC", help="its shadow data")
     reproduce.add_argument("--jobs", type=int, metavar="N", help="cells at a time (default: one for each core)")
-    reproduce.add_argument("--device", default="cpu", help="where cells train: cpu, cuda, mps (default: %(default)s)")
+    reproduce.add_argument("--device", default="cpu", help="where cells train: cpu, cuda (default: %(default)s)")
     reproduce.add_argument("--draw", action="store_true", help="measure nothing; judge and draw what is there")
 
     tune = _command(commands, "tune", "settings on the frontier of leakage against accuracy, found on public data")

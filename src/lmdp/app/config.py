@@ -81,7 +81,7 @@ class Config:
         "parameters that are not trained: patterns of their names such as *embeddings*, separated by commas",
         optional=True,
     )
-    device: str = text("cpu", "where to train: cpu, cuda, cuda:1, mps", unsaid="cpu")
+    device: str = text("cpu", "where to train: cpu, cuda, cuda:1", unsaid="cpu")
     precision: str = text(
         "float32",
         "of the forward and backward pass; bounds, sums and noise are float32 or better in either",

@@ -41,7 +41,7 @@ class Embeddings:
         control = (
             "Without raw inputs there is no control, and a leak cannot be told from a difference between the groups. "
             "Add arrays member_inputs and nonmember_inputs (in Python inputs=(…, …)) with the inputs of these "
-            "embeddings, row by row."
+            "embeddings, row by row; lmdp embed writes them with --inputs."
         )
         return (seen,) if self.blind is not None else (seen, control)
 

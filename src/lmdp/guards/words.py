@@ -1,9 +1,14 @@
 """What is said of examples that may meet, and of steps that an account may miss: in refusals, and in statements."""
 
-OPEN = (
-    "some steps were made in a way that was not looked at yet: {why}. Run the loop once more inside `with "
-    "engine.looking():`, which makes no step and spends nothing (with poisson_sampling=False nothing is looked at)"
+LOOK_AGAIN = (
+    "Run the loop once more inside `with engine.looking():`, which makes no step and spends nothing (with "
+    "poisson_sampling=False nothing is looked at)"
 )
+OPEN = "some steps were made in a way that was not looked at yet: {why}. " + LOOK_AGAIN
+MORE_STEPS = (
+    "More steps are looked at: train again with more --epochs, or a smaller --batch-size. This run stays uncertified"
+)
+"""What takes the place of `LOOK_AGAIN` where nobody has the loop in his hands."""
 NO_LOOKS = (
     "engine.looking(): with poisson_sampling=False nothing is handed out to be looked at: the loop would make steps "
     "and spend. Leave it out, and the run is not certified; or pass poisson_sampling=True to make_private"
