@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         every = [option for action in self._actions for option in action.option_strings]
         named = [word.partition("=")[0] for word in words if word.startswith("-")]
         near = (get_close_matches(word, every, n=1) for word in named if word not in every)
-        return "".join(f"; did you mean {found[0]}?" for found in near if found)
+        return "".join(f"; did you mean {meant[0]}?" for meant in near if meant)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required"):
@@ -58,5 +58,5 @@ class Parser(argparse.ArgumentParser):
 
     def _commands(self) -> dict[str, Parser]:
         """By name; none of a command itself."""
-        found = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return dict(found[0]) if found else {}
+        choices = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return dict(choices[0]) if choices else {}

@@ -96,15 +96,15 @@ def _texts(splits: Any, train: Any, text: str, request: Request) -> Source:
 
 
 def _rows(part: Any, text: str, label: str, names: list[str] | None, request: Request) -> list[Row]:
-    found = []
+    read = []
     for number, (words, value) in enumerate(zip(part[text], part[label])):
         where = f"{request.spec} {part.split} row {number}"
         if names is not None and (value is None or not 0 <= value < len(names)):
             raise ValueError(
                 f"{where}: the label is {value}; it must be 0 to {len(names) - 1}. Label or remove the row"
             )
-        found.append(checked(words, value if names is None else names[value], where))
-    return found
+        read.append(checked(words, value if names is None else names[value], where))
+    return read
 
 
 def _columns(features: Any, request: Request) -> tuple[str, str]:
