@@ -197,14 +197,14 @@ def _audit(arguments: Namespace, show: Show) -> Result:
 
 
 def _embed(arguments: Namespace, show: Show) -> Result:
-    from lmdp.app.embedding import embed_data
+    from lmdp.app.embedding import AS_PRIVATE, embed_data
 
     options = {name: getattr(arguments, name) for name in ("layer", "pooling", "inputs", "names")}
     written = embed_data(arguments.target, arguments.data, arguments.out, show.say, **options)
-    text = (
-        f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}\nwritten to: {arguments.out}"
-    )
+    told = f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}"
+    text = f"{told}\nwritten to: {arguments.out}\n{arguments.out.name} {AS_PRIVATE}"
     content = {"layer": written.layer, "rows": written.rows, "width": written.width, "out": str(arguments.out)}
+    content["note"] = f"{arguments.out.name} {AS_PRIVATE}"
     return {"text": text, "json": content}
 
 
