@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lmdp.app.runs import (
     Options,
     RunFolder,
     add_spent,
+    found_elsewhere,
     load_model,
     spent_for,
 )
@@ -37,7 +38,7 @@ from lmdp.data.tokens import BUILT_IN, tokenizer_for
 from lmdp.layers import LayerMap
 from lmdp.lineage import append, digests, earlier
 from lmdp.membership.served import embed
-from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged
+from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged, module_folder
 from lmdp.models.hub import without_its_words
 from lmdp.private import PrivacyStatement
 
@@ -116,7 +117,10 @@ def load(path: str | Path) -> Loaded:
     if not folder.finished:
         raise ValueError(f"{path} holds no finished run: it has no model.safetensors. Make one with lmdp train.")
     card = (Card.read(folder.path) or _card_of_old(folder)).at(folder.path)
-    model = built(card)
+    try:
+        model = built(card)
+    except ValueError as error:
+        raise ValueError(f"{error}{found_elsewhere(folder.path)}") from error
     load_model(folder / "model.safetensors", model)
     statement = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
     return Loaded(model.eval(), statement, Preprocess(card), card.classes, card.layers, card.by, folder.path)
@@ -157,6 +161,7 @@ def card_of(config: Config, source: Source, model: nn.Module) -> Card:
         crop=spec.options.get("crop") == "1" or spec.kind == "celeba",
         tokenizer=named,
         vocabulary=None if tokenizer is None else tokenizer.vocabulary,
+        module_at=module_folder(config.model),
     )
 
 
@@ -205,7 +210,7 @@ def _plain(loaded: Loaded, to: Path) -> None:
     for name in (NETWORK, TOKENIZER):
         if (loaded.path / name).is_dir():
             shutil.copytree(loaded.path / name, to / name)
-    (Card.read(loaded.path) or loaded.preprocess.card).save(to)
+    replace(Card.read(loaded.path) or loaded.preprocess.card, module_at=None).save(to)
     shutil.copyfile(loaded.path / "model.safetensors", to / "model.safetensors")
 
 
