@@ -23,13 +23,14 @@ test: $(INSTALLED)  ## lint, types, tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow" tests/device
 	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow" --ignore tests/device
 
-test-all: $(INSTALLED)  ## the same, and the slow tests, and the loops under sanitizers
+test-all: $(INSTALLED)  ## the same, and the slow tests, the loops under sanitizers, and the documentation as a site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist worksteal -q tests/device
 	$(BIN)/python -m pytest -n auto --dist worksteal -q --ignore tests/device
 	$(MAKE) --no-print-directory sanitize
+	$(MAKE) --no-print-directory docs
 
 sanitize: $(INSTALLED)  ## the tests of the loops under the compiler's sanitizers: address, undefined behaviour, threads
 	$(BIN)/python -m tests.gradients.sanitize
@@ -38,7 +39,7 @@ bench: $(INSTALLED)  ## time and memory of a private step against non-private SG
 	$(BIN)/lmdp bench --out bench
 	$(BIN)/lmdp bench --growth --out bench
 
-docs: $(INSTALLED)  ## the documentation as a site, in site/; nothing is fetched while it is built or read
+docs: $(INSTALLED)  ## the documentation as a site, in site/; its extra is installed once, and nothing else is fetched
 	@$(BIN)/python -c 'import mkdocstrings, material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo site/index.html

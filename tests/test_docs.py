@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import re
 import runpy
@@ -80,6 +82,39 @@ def test_the_site_has_every_page_and_the_reference_every_public_name() -> None:
     for name, thing in objects.items():
         module = getattr(thing, "__module__", "")
         assert re.search(rf"::: lmdp[\w.]*\.{name}$", reference, re.M) or f"::: {module}" in reference, name
+
+
+def told(page: Path) -> Iterator[str]:
+    """Dotted names of the library that a page tells people to import, or writes out."""
+    text = page.read_text()
+    for module, names in re.findall(r"^ *from (lmdp[\w.]*) import ([\w, ]+)$", text, re.M):
+        yield from (f"{module}.{name.strip()}" for name in names.split(","))
+    yield from re.findall(r"(?<![\w/.])lmdp(?:\.[A-Za-z_]\w*)+", FENCE.sub(lambda block: block[2], text))
+
+
+def meant(dotted: str) -> object:
+    """The longest part of a dotted name that is a module, and from there by attributes; None where there is none."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        with contextlib.suppress(ImportError):
+            thing: object = importlib.import_module(".".join(parts[:end]))
+            for name in parts[end:]:
+                thing = getattr(thing, name, None)
+            return thing
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_reference_has_every_class_and_function_that_a_page_names(page: Path) -> None:
+    reference = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    listed = [meant(name) for name in reference]
+    assert None not in listed
+    for module in filter(inspect.ismodule, list(listed)):
+        listed += [getattr(module, name) for name in getattr(module, "__all__", vars(module))]
+    for name in told(page):
+        thing = meant(name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert any(thing is each for each in listed), name
 
 
 def test_aligned_arguments_of_docstrings_become_lists_of_the_reference() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def train(method: str, **options: Any) -> lmdp.PrivacyEngine:
 
 
 def test_every_piece_of_the_page_is_short() -> None:
-    assert len(BLOCKS) == len(NAMES)
+    assert len(BLOCKS) == 1 + len(NAMES)  # the first builds a model of the library
     assert all(len(block.splitlines()) <= 30 for block in BLOCKS)
 
 
@@ -203,8 +204,7 @@ def test_pieces_beside_a_model_are_known_to_the_command_line_and_to_its_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pieces", None)
     monkeypatch.delitem(sys.modules, "pieces")
-    net = "from torch import nn\ndef net(classes): return nn.Sequential(nn.Flatten(), nn.Linear(256, classes))\n"
-    (tmp_path / "pieces.py").write_text(net + "\n".join([BLOCKS[0], BLOCKS[1], BLOCKS[4]]))
+    (tmp_path / "pieces.py").write_text("\n".join([BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[5]]))
     options = [
         "--model",
         "pieces:net",
@@ -224,7 +224,28 @@ def test_pieces_beside_a_model_are_known_to_the_command_line_and_to_its_runs(
     for name in NAMES:
         extending.removed(name)
     del sys.modules["pieces"]
-    assert Config.load("run/config.toml").method == "half-clip"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for words in (["audit", "../run"], ["embed", "../run", "--out", "e.npz"], ["train", "--out", "../run", "--resume"]):
+        assert main([*words, "--quiet"]) == 2
+        said = f"trained with pieces:net from {tmp_path}: run there, or set PYTHONPATH={tmp_path}"
+        assert capsys.readouterr().err.count(said) == 1
+    with pytest.raises(ValueError, match=r"'pieces', which is not in .*; trained with pieces:net from"):
+        lmdp.load("../run")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Config.load("../run/config.toml").method == "half-clip"
+    assert main(["export", "../run", "--to", "given", "--quiet"]) == 0
+    assert str(tmp_path) not in Path("given/model.json").read_text()
+
+
+def test_the_recipe_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.S)
+    (command,) = re.findall(r"^lmdp (train --recipe mine.toml .*)$", PAGE.read_text(), re.M)
+    Path("mine.toml").write_text(recipe)
+    assert main([*command.split(), "--epochs", "0.2", "--accountant", "rdp", "--quiet"]) == 0
+    ran = Config.load("runs/mine/config.toml").to_dict()
+    assert {key: ran[key] for key in tomllib.loads(recipe)} == {**tomllib.loads(recipe), "epochs": 0.2}
 
 
 def test_a_rule_that_is_not_exact_is_refused_when_it_is_added() -> None:

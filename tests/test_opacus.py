@@ -226,6 +226,8 @@ def test_what_cannot_be_trained_is_told_by_the_engine_too() -> None:
         ({"noise_generator": torch.Generator()}, "seed=0"),
         ({"batch_first": False}, "batch_first=True"),
         ({"max_grad_norm": [3.0, 4.0], "clipping": "per_layer"}, "max_grad_norm=5"),
+        ({"max_grad_norm": torch.tensor([3.0, 4.0]), "clipping": "per_layer"}, "max_grad_norm=5"),
+        ({"max_grad_norm": torch.tensor(1.5)}, "it must be a number, which is public: write max_grad_norm=1.5"),
         ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "make them the same"),
         ({"noise_multiplyer": 1.0}, "did you mean 'noise_multiplier'"),
     ],

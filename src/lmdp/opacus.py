@@ -123,6 +123,12 @@ def _refusing(why: str) -> Callable[..., None]:
 
 
 def _check_norm(norm: Any) -> None:
+    if isinstance(norm, torch.Tensor):
+        if norm.numel() == 1:
+            raise TypeError(
+                f"max_grad_norm is a tensor; it must be a number, which is public: write max_grad_norm={norm.item():g}"
+            )
+        norm = norm.flatten().tolist()
     if isinstance(norm, list | tuple):
         whole = math.sqrt(sum(float(each) ** 2 for each in norm))
         raise TypeError(

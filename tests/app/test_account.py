@@ -55,6 +55,20 @@ def train(*words: str, out: str = "run", code: int = 0) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def test_a_declared_class_without_examples_is_refused_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    np.savez("one.npz", x_train=random_images(60, 14, 14), y_train=np.zeros(60, np.int64))
+    train("--data", "npz:one.npz", "--classes", "2", code=2)
+    assert "no example of class '1', which is declared; there are examples of 0." in capsys.readouterr().err
+    words = photos(Path("photos").absolute(), each=6)
+    train(*words, "--classes", ",".join([*SPLIT[:-1], "misspelt"]), code=2)
+    said = capsys.readouterr().err
+    assert f"no example of class 'misspelt', which is declared; there are examples of {', '.join(SPLIT[:-1])}" in said
+    assert f"its folders are {', '.join(sorted(SPLIT))}. Correct" in said
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("method", ["dpsgd", "sgd"])
 def test_a_private_method_asks_for_what_the_labels_would_tell(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = {"x_train": random_images(60, 14, 14), "y_train": np.arange(60) % 3}

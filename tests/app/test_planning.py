@@ -35,7 +35,10 @@ def test_the_planned_noise_keeps_the_epsilon_and_is_that_of_the_training(tmp_pat
     config = Config.load(tmp_path / "run" / "config.toml")
     parameters = 16 * 64 + 16 + 32 * 16 * 16 + 32 + 32 * 32 + 32 + 3 * 32 + 3
     fresh = Config(method="dpsgd", epsilon=4.0, delta=0.001, epochs=2.0, accountant="rdp")
-    assert config.learning_rate == suited(fresh, 120, parameters).learning_rate
+    chosen = suited(fresh, 120, parameters)
+    assert (config.learning_rate, config.sample_rate) == (chosen.learning_rate, chosen.sample_rate)
+    assert config.batch_for(120) == 22
+    assert config.changed(sample_rate=None).batch_for(10_000) != config.batch_for(10_000)  # another run has the same q
 
 
 def test_a_run_without_a_learning_rate_goes_on_with_the_one_that_was_chosen(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 import lmdp
 from lmdp.app import cli
 from lmdp.app.embedding import audit_embedded
+from lmdp.app.runs import Members, RunFolder
 from tests.app.test_cli import SMALL, make_npz
 from tests.data.files import random_images, save
 
@@ -78,6 +79,18 @@ def test_embeddings_carry_classes_and_on_request_the_names_of_their_photos(photo
     assert [f"{named['classes'][label]}" for label in named["labels"]] == [n.split("/")[0] for n in named["names"]]
     vectors = lmdp.load(run).embed([folder / name for name in named["names"]])
     np.testing.assert_allclose(named["embeddings"], vectors, atol=1e-5)
+
+
+def test_embeddings_are_said_to_be_as_private_as_the_data(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is kept out of these 120: `part` is membership."""
+    assert cli.main(["embed", str(photos / "run"), "--out", str(tmp_path / "e.npz")]) == 0
+    assert "e.npz is as private as the data" in capsys.readouterr().out
+    arrays, members = np.load(tmp_path / "e.npz"), Members.read(RunFolder(photos / "run"))
+    assert members is not None
+    trained = np.isin(arrays["digests"], members.train)
+    assert (trained == (arrays["part"] == "train")).all()
 
 
 def test_photos_elsewhere_are_cut_as_those_of_the_training(photos: Path, tmp_path: Path) -> None:

@@ -278,6 +278,15 @@ def test_photos_are_turned_as_the_camera_was_held(tmp_path: Path, orientation: i
     assert torch.equal(source.train.pixels[0].permute(1, 2, 0), torch.tensor(np.asarray(seen)))
 
 
+def test_a_class_that_holds_folders_is_told_to_be_one_class(tmp_path: Path) -> None:
+    class_folders(tmp_path / "animals", {"cat": 3, "dog": 3})
+    class_folders(tmp_path, {"other": 3})
+    class_folders(tmp_path / "other", {"old": 3})
+    said: list[str] = []
+    assert load(f"folder:{tmp_path}", say=said.append).classes == ("animals", "other")
+    assert said == ["note: class animals holds folders cat, dog; counted as one"]
+
+
 def test_skipped_files_are_told_of_with_what_to_do_about_photos(tmp_path: Path) -> None:
     spec, said = class_folders(tmp_path, {"a": 3, "b": 3}), []
     load(spec, say=said.append)

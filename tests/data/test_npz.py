@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 from contextlib import suppress
@@ -55,6 +56,37 @@ def test_floats_are_used_as_they_are(tmp_path: Path, kind: str) -> None:
     source = load(saved(tmp_path, x_train=x, y_train=Y.astype(">i8")))
     assert torch.equal(source.train.tensors()[0], torch.tensor(x.astype(np.float32)))
     assert source.test is None
+
+
+def test_floats_with_channels_last_are_read_as_bytes_are(tmp_path: Path) -> None:
+    x, said = np.random.default_rng(0).random((4, 9, 8, 3)), []
+    source = load(saved(tmp_path, x_train=x, y_train=Y), say=said.append)
+    assert source.train.shape == (3, 9, 8)
+    assert torch.equal(source.train.tensors()[0], torch.tensor(x.astype(np.float32)).permute(0, 3, 1, 2))
+    assert any("x_train has shape (4, 9, 8, 3): read as NHWC, channels last" in line for line in said)
+    assert load(saved(tmp_path, x_train=x.reshape(4, 3, 9, 8), y_train=Y)).train.shape == (3, 9, 8)
+
+
+@pytest.mark.parametrize(
+    "x, told",
+    [
+        (np.full((4, 64), 200.0), "from 200 to 200, and is taken as it is; .*bytes, it seems"),
+        (np.linspace(-3000, 9, 256).reshape(4, 8, 8), "from -3000 to 9, and is taken as it is; .*: standardise with"),
+        (np.linspace(-4, 4, 256).reshape(4, 64), ""),
+    ],
+)
+def test_floats_of_unusual_size_are_told_of_with_what_to_do(tmp_path: Path, x: np.ndarray, told: str) -> None:
+    said: list[str] = []
+    load(saved(tmp_path, x_train=x, y_train=Y), say=said.append)
+    assert re.search(told, " ".join(said)) if told else said == []
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e300])
+def test_floats_that_are_not_finite_are_refused_with_where_they_are(tmp_path: Path, wrong: float) -> None:
+    x = np.zeros((4, 5))
+    x[2, 3] = x[3, 0] = wrong
+    with pytest.raises(ValueError, match=r"x_train has 2 values that are NaN, .* first at \(2, 3\): of example 2\."):
+        load(saved(tmp_path, x_train=x, y_train=Y))
 
 
 def test_parts_of_different_shape_can_be_made_equal(tmp_path: Path) -> None:

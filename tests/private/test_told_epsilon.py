@@ -96,7 +96,7 @@ def test_a_training_that_ended_before_its_looks_is_told_once_with_a_remedy_that_
     [
         ({"seed": 0}, "the noise is secret (violated)"),
         ({"poisson_sampling": False}, "as drawn (violated)"),
-        ({"check_mixing": False}, "examples do not meet in the loss (not established)"),
+        ({"check_mixing": False}, "examples do not influence each other in the loss (not established)"),
     ],
     ids=["seed", "no Poisson", "nobody looks"],
 )

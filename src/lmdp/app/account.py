@@ -17,7 +17,9 @@ from lmdp.app.network import begun_with, weights_file, weights_named
 from lmdp.app.runs import Changes, Members, RunFolder, read_weights, spent_for, write_json
 from lmdp.data import Examples, Source
 from lmdp.data.examples import units, users_of
+from lmdp.data.folder import class_folders
 from lmdp.data.records import encoded, read_object
+from lmdp.data.request import parse
 from lmdp.guards import NOT_ESTABLISHED, VIOLATED, Verdict, fingerprints
 from lmdp.guards.words import LOOK_AGAIN, MORE_STEPS
 from lmdp.lineage import Lineage, Spending, dataset_digest, earlier, spendings
@@ -168,6 +170,22 @@ def refuse_inferred(source: Source, config: Config) -> None:
         raise ValueError(
             f"{source.spec}: the model would show in its shape what was read off the private examples; "
             f"{'; '.join(map(str, source.inferred))}"
+        )
+
+
+def refuse_empty(source: Source, config: Config) -> None:
+    """Refuse declared classes of which there is no example: a name is misspelt, or the number is wrong."""
+    where = parse(config.data)
+    if config.classes is None and where.kind != "folder":
+        return  # an official set says which there are, and a part of it may lack some
+    labels = {label for part in (source.pool, source.test) if part is not None for label in part.labels.tolist()}
+    empty = [name for label, name in enumerate(source.classes) if label not in labels]
+    if empty:
+        there = ", ".join(name for label, name in enumerate(source.classes) if label in labels)
+        folders = f"; its folders are {', '.join(class_folders(where.path)[:20])}" if where.kind == "folder" else ""
+        raise ValueError(
+            f"{source.spec} has no example of class {empty[0]!r}, which is declared; there are examples of "
+            f"{there}{folders}. Correct the name or the number of classes, or leave it out."
         )
 
 

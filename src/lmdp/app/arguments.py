@@ -16,7 +16,7 @@ from lmdp.app.recipes import recipe, recipe_names
 from lmdp.app.reproduce.grid import PARTS
 from lmdp.app.reproduce.paper import EXPERIMENTS
 from lmdp.app.reproduce.scales import SCALES
-from lmdp.app.settings import meet_pieces
+from lmdp.app.settings import METAVARS, meet_pieces
 from lmdp.data.readers import GENERAL, READERS
 from lmdp.methods import METHODS
 
@@ -39,7 +39,7 @@ Train models on private data that are then served as embeddings, without leaking
 lmdp COMMAND --help has its options and examples.
 """
 EXIT_CODES = """\
-exit codes: 0 done, 2 wrong input or a fault of the surroundings (one line says which), 130 interrupted
+exit codes: 0 done, 2 wrong input or an environment error (one line says which), 130 interrupted
 """
 DEMO_METHODS, COMPARE_METHODS = "sgd,dpsgd,lm", "dpsgd,autos,psac,lm"
 RISK_KEYS = (
@@ -207,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", "write what may be published of a run, in a form that others read")
     export.add_argument("target", metavar="DIR", type=Path, help="run folder")
-    export.add_argument("--to", type=_place, required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--to", "--out", type=_place, required=True, metavar="FOLDER", help="a new folder")
     export.add_argument("--average", action="store_true", help=AVERAGED)
     export.add_argument(
         "--form",
@@ -358,7 +358,7 @@ def _options(command: argparse.ArgumentParser, keys: Sequence[str]) -> None:
         group.add_argument(
             f"--{key.replace('_', '-')}",
             dest=f"key_{key}",
-            metavar={str: "NAME", int: "N", float: "X", bool: "true"}[setting.kind],
+            metavar=METAVARS.get(key, {str: "NAME", int: "N", float: "X", bool: "true"}[setting.kind]),
             **given,
             help=f"{setting.help}{allowed}{shown}".replace("%", "%%"),
         )

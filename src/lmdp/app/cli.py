@@ -38,10 +38,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
         if os.environ.get("LMDP_DEBUG"):
             raise
-        return _fail(f"error: {_one_line(error)}", 2)
+        said = _one_line(error)
+        return _fail(f"error: {said}{_whose_module_is_elsewhere(arguments, said)}", 2)
     if is_first():
         _print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])
     return int(result.get("code", 0))
+
+
+def _whose_module_is_elsewhere(arguments: Namespace, said: str) -> str:
+    """Of a run by a model of one's own: where its module was, if it cannot be imported from here and was not said."""
+    folder = getattr(arguments, "target", getattr(arguments, "out", None))
+    if folder is None or not (folder / "model.json").is_file():
+        return ""
+    from lmdp.app.runs import found_elsewhere
+
+    told = found_elsewhere(folder)
+    return "" if told in said else told
 
 
 def _print(text: str) -> None:
@@ -197,14 +209,14 @@ def _audit(arguments: Namespace, show: Show) -> Result:
 
 
 def _embed(arguments: Namespace, show: Show) -> Result:
-    from lmdp.app.embedding import embed_data
+    from lmdp.app.embedding import AS_PRIVATE, embed_data
 
     options = {name: getattr(arguments, name) for name in ("layer", "pooling", "inputs", "names", "average")}
     written = embed_data(arguments.target, arguments.data, arguments.out, show.say, **options)
-    text = (
-        f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}\nwritten to: {arguments.out}"
-    )
+    told = f"{written.rows} embeddings of {written.width} numbers, by layer {written.layer}"
+    text = f"{told}\nwritten to: {arguments.out}\n{arguments.out.name} {AS_PRIVATE}"
     content = {"layer": written.layer, "rows": written.rows, "width": written.width, "out": str(arguments.out)}
+    content["note"] = f"{arguments.out.name} {AS_PRIVATE}"
     return {"text": text, "json": content}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdp.accounting import check_delta
-from lmdp.app.account import refuse_inferred
+from lmdp.app.account import refuse_empty, refuse_inferred
 from lmdp.app.config import Config
 from lmdp.app.network import fresh_model
 from lmdp.app.pipeline import audit, estimate, parted_data, train
@@ -57,6 +57,8 @@ def compare(
         config = whole.resumed(config)
         whole.check(config, resume=resume)
         source = parted_data(config, show)
+        if not whole.has_run:
+            refuse_empty(source, config)
         if any(METHODS[method].private for method in methods) and not whole.has_run:
             refuse_inferred(source, config)
             check_delta(config.delta, units(source.train), allowed=config.allow_large_delta)

@@ -313,11 +313,14 @@ class Config:
     def _layers_unsaid(self) -> str:
         return "block" if self.model.startswith(TEXT_MODELS) else "module"
 
+    def rate_for(self, examples: int) -> float:
+        """q of so many examples, where nobody says another."""
+        return min(1.0, SUITED / examples**FALLING) if METHODS[self.method].private else PLAIN
+
     def batch_for(self, examples: int) -> int:
         """The expected size of a batch of so many examples."""
         if self.batch_size is None:
-            suited = min(1.0, SUITED / examples**FALLING) if METHODS[self.method].private else PLAIN
-            return max(1, round((self.sample_rate or suited) * examples))
+            return max(1, round((self.sample_rate or self.rate_for(examples)) * examples))
         if self.batch_size > examples:
             raise ValueError(f"batch_size is {self.batch_size}; it must be at most {examples}, the number of examples")
         return self.batch_size

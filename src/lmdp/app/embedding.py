@@ -5,7 +5,8 @@
 
 Of data without labels there are no labels, classes and digests.
 
-Who was trained on cannot be told from the file: digests are keyed, and the key is in the run folder's private part. An
+The file is as private as the data. Of a run's own data `part` is membership where nobody was kept out, and nearly so
+otherwise: who was kept out is told by digests, which are keyed, and the key is in the run folder's private part. An
 audit of the file looks there. The inputs make a control for that audit.
 """
 
@@ -32,6 +33,8 @@ from lmdp.data.texts import IDS
 from lmdp.membership.served import embed
 
 ARRAYS = ("embeddings", "labels", "digests", "run", "inputs")
+AS_PRIVATE = "is as private as the data: of a run's own data its array `part` can tell who was trained on"
+"""Said of every such file."""
 
 
 @dataclass(frozen=True)

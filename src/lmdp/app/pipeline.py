@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from lmdp.app import planning, training
-from lmdp.app.account import begin, open_account, sides
+from lmdp.app.account import begin, open_account, refuse_empty, sides
 from lmdp.app.canaries import ordinary, plant, still_there
 from lmdp.app.chosen import keep
 from lmdp.app.config import SHADOW, Config
@@ -152,6 +152,8 @@ def train(
         config = folder.resumed(config)
         folder.check(config, resume=resume)
         source = source or parted_data(config, show)
+        if not folder.has_run:
+            refuse_empty(source, config)
         if risk is None and config.risk is not None:  # a resumed run goes on with the profile it began with
             risk = RiskProfile.load(folder / "risk.json" if folder.has_run else config.risk)
         if risk is not None:

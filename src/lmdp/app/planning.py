@@ -83,8 +83,12 @@ def number_of_steps(epochs: float, examples: int, batch: int) -> int:
 
 
 def suited(config: Config, examples: int, parameters: int) -> Config:
-    """The same with a learning rate, where none was given."""
-    if config.learning_rate is not None or not METHODS[config.method].private:
+    """The same with a sample rate and a learning rate, where none was given: what a run keeps, to be run again."""
+    if not METHODS[config.method].private:
+        return config
+    if config.batch_size is None and config.sample_rate is None:
+        config = config.changed(sample_rate=config.rate_for(examples))
+    if config.learning_rate is not None:
         return config
     if config.optimizer != "sgd":
         return config.changed(learning_rate=ADAPTIVE)

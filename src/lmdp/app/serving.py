@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from lmdp.app.runs import (
     Options,
     RunFolder,
     add_spent,
+    found_elsewhere,
     load_model,
     spent_for,
 )
@@ -41,7 +42,7 @@ from lmdp.data.tokens import BUILT_IN, tokenizer_for
 from lmdp.layers import LayerMap
 from lmdp.lineage import append, digests, earlier
 from lmdp.membership.served import embed
-from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged
+from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged, module_folder
 from lmdp.models.hub import without_its_words
 from lmdp.private import PrivacyStatement
 
@@ -130,7 +131,10 @@ def load(path: str | Path, *, average: bool = False) -> Loaded:
             "weights."
         )
     card = (Card.read(folder.path) or _card_of_old(folder)).at(folder.path)
-    model = built(card)
+    try:
+        model = built(card)
+    except ValueError as error:
+        raise ValueError(f"{error}{found_elsewhere(folder.path)}") from error
     load_model(folder / weights, model)
     statement = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
     kept = card.classes, card.layers, card.by
@@ -188,6 +192,7 @@ def card_of(config: Config, source: Source, model: nn.Module) -> Card:
         crop=spec.options.get("crop") == "1" or spec.kind == "celeba",
         tokenizer=named,
         vocabulary=None if tokenizer is None else tokenizer.vocabulary,
+        module_at=module_folder(config.model),
     )
 
 
@@ -243,7 +248,7 @@ def _plain(loaded: Loaded, to: Path) -> None:
     for name in (NETWORK, TOKENIZER):
         if (loaded.path / name).is_dir():
             shutil.copytree(loaded.path / name, to / name)
-    (Card.read(loaded.path) or loaded.preprocess.card).save(to)
+    replace(Card.read(loaded.path) or loaded.preprocess.card, module_at=None).save(to)
     shutil.copyfile(loaded.path / loaded.weights, to / MODEL)
 
 

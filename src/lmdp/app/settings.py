@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TRUTH = {"true": True, "false": False}
+METAVARS = {"data": "SPEC", "shadow": "SPEC", "public": "SPEC", "risk": "PATH", "init": "PATH"}
+"""What help shows for a value that is no mere name."""
 
 
 @dataclass(frozen=True)

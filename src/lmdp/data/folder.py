@@ -7,7 +7,7 @@ class then keeps its number when its last image goes, and other folders are left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -42,6 +42,8 @@ def read_folder(request: Request) -> Source:
     held_out = _listing(test_at, declared) if test_at else {}
     if skipped := _skipped(root):
         request.say(f"note: {skipped}")
+    for told in _merged(train_at, listing):
+        request.say(told)
     strangers = sorted(set(held_out) - set(listing))
     if strangers:
         raise ValueError(f"{test_at} has class {strangers[0]!r}, which {train_at} lacks; add it there or remove it")
@@ -152,6 +154,18 @@ def _nested(folder: Path) -> list[str]:
     """Names of the folders in it, where it has no images of its own."""
     images = any(f.suffix.lower() in SUFFIXES for f in folder.iterdir() if f.is_file())
     return [] if images else [inner.name for inner in _folders(folder)]
+
+
+def _merged(root: Path, classes: Iterable[str]) -> Iterator[str]:
+    """Of each class whose images lie in several folders, which would perhaps be classes themselves."""
+    for name in classes:
+        if len(inner := _nested(root / name)) > 1:
+            yield f"note: class {name} holds folders {_few(inner)}; counted as one"
+
+
+def class_folders(path: str) -> list[str]:
+    """The names of the folders that could be classes."""
+    return [folder.name for folder in _folders(_parts(Path(path).expanduser())[0])]
 
 
 def _skipped(root: Path) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lmdp.data.classes import numbered, seen
 from lmdp.data.images import MAX_CLASSES, Images, Inferred, Source
 from lmdp.data.preprocess import fit
-from lmdp.data.request import Request
+from lmdp.data.request import Request, Say
 
 DATA = ("x_train", "y_train", "x_test", "y_test")
 BRIGHT = 16.0
@@ -51,19 +51,19 @@ def _images(arrays: dict[str, NDArray[Any]], part: str, path: Path, request: Req
         )
     if y.dtype.kind not in "iub" or y.shape not in ((len(x),), (len(x), 1)):
         raise ValueError(f"{path}: y_{part} is {y.dtype} of shape {y.shape}; it must be {len(x)} whole numbers")
-    images = Images(_pixels(x, f"{path}: x_{part}"), torch.from_numpy(y.reshape(-1).astype(np.int64)))
+    images = Images(_pixels(x, f"{path}: x_{part}", request.say), torch.from_numpy(y.reshape(-1).astype(np.int64)))
     return fit(images, size=request.size, channels=request.channels)  # here, since the parts may differ in shape
 
 
-def _pixels(x: NDArray[Any], name: str) -> Tensor:
-    """Bytes as [N, C, H, W]; floats as they are."""
+def _pixels(x: NDArray[Any], name: str, say: Say) -> Tensor:
+    """Bytes as [N, C, H, W]; floats as they are, but for channels that come last."""
     if x.dtype.kind == "f":
         if x.ndim in (3, 4) and x.size and x.min() >= 0 and BRIGHT < x.max() <= 255:
             raise ValueError(
                 f"{name} is {x.dtype} from {x.min():g} to {x.max():g}: bytes saved as floats, which are taken as they "
                 "are. Save them as uint8, or standardise them yourself: (x / 255 - 0.5) / 0.5"
             )
-        return torch.from_numpy(x.astype(np.float32))
+        return _floats(x, name, say)
     if x.dtype != np.uint8:
         raise ValueError(f"{name} is {x.dtype}; it must be uint8 (0 to 255) or floats")
     if x.ndim == 3:
@@ -73,6 +73,29 @@ def _pixels(x: NDArray[Any], name: str) -> Tensor:
     if x.ndim == 4 and x.shape[1] in (1, 3):
         return torch.tensor(x)
     raise ValueError(f"{name} has shape {x.shape}; bytes must be NHW, NHWC or NCHW with 1 or 3 channels")
+
+
+def _floats(x: NDArray[Any], name: str, say: Say) -> Tensor:
+    """As they are. What is not finite is refused; what is perhaps meant otherwise is told of."""
+    with np.errstate(over="ignore"):
+        values = x.astype(np.float32)
+    if not np.isfinite(values).all():
+        at = np.argwhere(~np.isfinite(values))
+        raise ValueError(
+            f"{name} has {len(at)} values that are NaN, infinite or too large for float32, the first at "
+            f"{tuple(at[0].tolist())}: of example {at[0][0]}. Replace them, or leave those examples out"
+        )
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    if max(-low, high) > BRIGHT:
+        say(
+            f"note: {name} goes from {low:g} to {high:g}, and is taken as it is; models learn best from about -1 to 1: "
+            f"{'bytes, it seems: ' if low >= 0 and high <= 255 else ''}standardise with public numbers, such as "
+            "(x / 255 - 0.5) / 0.5"
+        )
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        say(f"note: {name} has shape {x.shape}: read as NHWC, channels last")
+        values = np.array(values.transpose(0, 3, 1, 2), order="C")
+    return torch.from_numpy(values)
 
 
 def _classes(

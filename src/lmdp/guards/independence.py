@@ -344,7 +344,7 @@ class Independence:
         scaled: bool,
         zero: bool,
     ) -> tuple[Way, bool]:
-        """The way in which this loss is computed, and whether its graph proves that examples do not meet in it.
+        """The way in which this loss is computed, and whether its graph proves that no example influences another.
 
         Past: modules were used other than through the model's outputs. Scaled: by the same factor as in other steps;
         zero: by none at all.

@@ -17,8 +17,8 @@ HOLDS, VIOLATED, NOT_ESTABLISHED = "holds", "violated", "not established"
 
 ASSUMPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "model": "examples do not meet in the model",
-        "loss": "examples do not meet in the loss",
+        "model": "examples do not influence each other in the model",
+        "loss": "examples do not influence each other in the loss",
         "rows": "the rows of a batch are its examples",
         "content": "nothing without noise is trained or saved",
         "sampling": "every drawn batch is stepped, once, as drawn",

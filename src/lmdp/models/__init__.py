@@ -19,7 +19,7 @@ from lmdp.models.cnn import DCNN, SCNN, DeepCNN
 from lmdp.models.encoder import TinyEncoder
 from lmdp.models.hub import TASKS, encoder_of, merged
 from lmdp.models.parts import ACTIVATIONS, Parts
-from lmdp.models.registry import MODELS, TEXT_MODELS, build, check_name
+from lmdp.models.registry import MODELS, TEXT_MODELS, build, can_import, check_name, module_folder
 from lmdp.models.resnet import ResNet18
 from lmdp.models.running import Inputs, accuracy, device_of, evaluation, fresh, main_tensor, run, scores_of
 from lmdp.models.scattering import ScatterCNN, Scattering, ScatterLinear, Staged
@@ -49,6 +49,7 @@ __all__ = [
     "TinyEncoder",
     "accuracy",
     "build",
+    "can_import",
     "check_name",
     "device_of",
     "encoder_of",
@@ -56,6 +57,7 @@ __all__ = [
     "fresh",
     "main_tensor",
     "merged",
+    "module_folder",
     "run",
     "scores_of",
 ]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lmdp.models.parts import RELU, TANH, Parts
 
-
 GAIN = 1.5
 """With which the seven standardised convolutions of D-CNN, tanh and pools keep signals about as loud as they were."""
 
@@ -64,8 +63,9 @@ class DCNN(nn.Module):
     """Eight 3x3 convolutions (32, 32, 64, 64, 128, 128, 256, classes), three average pools, spatial mean.
 
     With tanh its weights begin so large that a convolution keeps what tells images apart about as loud as it was: with
-    torch's own it is a hundred times fainter after seven of them, since there are no norms between. Standardised filters
-    have length one and cannot: what they give out is made louder by GAIN, and the last ones, which give scores, are plain.
+    torch's own it is a hundred times fainter after seven of them, since there are no norms between. Standardised
+    filters have length one and cannot: what they give out is made louder by GAIN, and the last ones, which give
+    scores, are plain.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10, parts: Parts = RELU) -> None:

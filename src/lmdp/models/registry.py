@@ -144,6 +144,28 @@ def check_name(name: str) -> None:
         )
 
 
+def module_folder(name: str) -> str | None:
+    """Where the module of a `module:factory` was imported from; None of other models."""
+    if ":" not in name or name.startswith(PREFIXES):
+        return None
+    module = name.partition(":")[0]
+    file = getattr(_import(module), "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    above = module.count(".") + (path.name == "__init__.py")
+    return str(path.parents[above])
+
+
+def can_import(name: str) -> bool:
+    """Whether the module of a `module:factory` can be imported from here."""
+    try:
+        module_folder(name)
+    except Exception:  # of the user's own code
+        return False
+    return True
+
+
 def _refuse_options(name: str, options: Mapping[str, object]) -> None:
     for key, value in options.items():
         raise ValueError(f"{key} is {value!r}, which is not for model {name!r}; leave it out")

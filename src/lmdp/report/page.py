@@ -279,7 +279,7 @@ def _making(story: Story) -> str:
         parts.append(paragraph(SETTINGS, "note"))
         shown = json.dumps(_plain(story.config), indent=2, ensure_ascii=False, default=str)
         parts.append(folded("Resolved configuration", el("pre", el("code", text(shown)))))
-    return section("How to make it again", *parts, key="making") if parts else ""
+    return section("How to reproduce this", *parts, key="making") if parts else ""
 
 
 def _plain(value: Any) -> Any:

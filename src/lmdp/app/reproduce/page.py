@@ -57,7 +57,7 @@ def render(grid: Grid, what: Sequence[str], store: Store, told: Sequence[Verdict
         _head(grid, told),
         _verdicts(told),
         *(_part(part, results) for part in what),
-        section("How to make it again", el("pre", el("code", text(command))), key="making"),
+        section("How to reproduce this", el("pre", el("code", text(command))), key="making"),
     )
 
 

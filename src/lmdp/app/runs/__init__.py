@@ -9,7 +9,7 @@ files        files that appear whole or not at all
 """
 
 from lmdp.app.runs.canaries import Coins
-from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options
+from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options, found_elsewhere
 from lmdp.app.runs.checkpoint import Checkpoint, add_spent, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
 from lmdp.app.runs.folder import AVERAGE, MODEL, RunFolder
@@ -31,6 +31,7 @@ __all__ = [
     "Options",
     "RunFolder",
     "add_spent",
+    "found_elsewhere",
     "load_model",
     "read_weights",
     "save_model",

@@ -10,12 +10,14 @@ is used without the data that it was trained on.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from lmdp.app.runs.files import write_json
 from lmdp.data.records import MAY_BE_MISSING, Count, Must, decoded, encoded, one_of, read_object
+from lmdp.models import can_import
 
 FILE, NETWORK, TOKENIZER = "model.json", "network", "tokenizer"
 FORMAT = 1
@@ -42,6 +44,7 @@ class Card:
     crop       of images: whether their largest central square is taken before they are resized
     tokenizer  of texts: a built-in one by name, or the folder beside this file
     options    how the model is built
+    module_at  of a `module:factory`: the folder that its module was imported from, for who looks for it elsewhere
     layers     names of the layers, grouped `by` module or block
     """
 
@@ -56,6 +59,7 @@ class Card:
     crop: Annotated[bool, MAY_BE_MISSING] = False
     tokenizer: str | None = None
     vocabulary: Annotated[int, Must("a whole number of at least 1", lambda n: n > 0)] | None = None
+    module_at: str | None = None
 
     def save(self, folder: Path) -> None:
         write_json(folder / FILE, encoded(self))
@@ -71,3 +75,15 @@ class Card:
         model = f"hf-config:{folder / NETWORK / 'config.json'}" if (folder / NETWORK).is_dir() else self.model
         tokenizer = str(folder / TOKENIZER) if self.tokenizer == TOKENIZER else self.tokenizer
         return replace(self, model=model, tokenizer=tokenizer)
+
+
+def found_elsewhere(folder: Path) -> str:
+    """Where the module of a run's `module:factory` was, if it cannot be imported from here; "" otherwise."""
+    try:
+        card = Card.read(folder)
+    except (ValueError, OSError):
+        return ""
+    if card is None or not card.module_at or can_import(card.model):
+        return ""
+    where = f"run there, or set PYTHONPATH={shlex.quote(card.module_at)}"
+    return f"; trained with {card.model} from {card.module_at}: {where}"

@@ -85,6 +85,8 @@ class RunFolder:
         saved = self.config()
         if config.learning_rate is None:  # it was chosen when the run began
             config = config.changed(learning_rate=saved.learning_rate)
+        if config.sample_rate is None and config.batch_size is None and saved.batch_size is None:
+            config = config.changed(sample_rate=saved.sample_rate)
         return config.changed(**{key: value for key, value in OF_OLD.items() if getattr(saved, key) == value})
 
     def begin(self, config: Config) -> None:

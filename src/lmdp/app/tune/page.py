@@ -50,7 +50,7 @@ def render(wanted: Wanted, tuned: Tuned, command: str) -> str:
         head,
         section("Leakage against accuracy", chart(_drawn(tuned), "frontier", "Lower right is better."), key="frontier"),
         section("All settings", boxed("All settings", heads, rows, {len(heads) - 1}), key="settings"),
-        section("How to make it again", el("pre", el("code", text(command))), key="making"),
+        section("How to reproduce this", el("pre", el("code", text(command))), key="making"),
     )
 
 
