@@ -40,49 +40,6 @@ def failures(crew: Crew, work: Any, *args: Any) -> list[str]:
     return [answer.message for answer in answers]
 
 
-def other_settings(name: str, values: tuple[Any, Any]) -> None:
-    train(steps=2, **QUICK, **{name: values[rank()]})
-
-
-SETTINGS = {
-    "noise_multiplier": ((0.7, 0.8), "noise_multiplier: 0.7, 0.8"),
-    "method": (("dpsgd", "autos"), "method: dpsgd, autos"),
-    "emphasis": ((1.0, 2.0), "emphasis"),
-    "seed": ((1, 2), "seed: 1, 2"),
-    "batch_size": ((12, 6), "batch size: 12, 6"),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_processes_with_other_settings_are_refused_before_the_first_step(pair: Crew, name: str) -> None:
-    values, told = SETTINGS[name]
-    for message in failures(pair, other_settings, name, values):
-        assert told in message
-        assert "Start all of them with the same" in message
-
-
-def other_model() -> None:
-    train(steps=2, net=model() if rank() else nn.Sequential(model(), nn.Linear(5, 5)), risk=None)
-
-
-def test_processes_with_other_models_are_refused(pair: Crew) -> None:
-    assert all("parameters" in message for message in failures(pair, other_model))
-
-
-def other_program() -> None:
-    from lmdp.processes import agreement
-
-    agreement.source_digest = lambda: f"version {rank()}"  # type: ignore[assignment]
-    try:
-        train(steps=2)
-    finally:
-        __import__("importlib").reload(agreement)
-
-
-def test_processes_with_other_versions_of_the_program_are_refused(pair: Crew) -> None:
-    assert all("lmdp: version 0, version 1" in message for message in failures(pair, other_program))
-
-
 class Placed(Dataset[Any]):
     """Items tell their place, as a number or as a tensor."""
 
