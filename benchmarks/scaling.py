@@ -22,6 +22,10 @@ PROCESSES = (8, 64, 1000)
 EXAMPLES = (1e6, 1e8)
 LARGEST = {"110 M": 24e6, "1 B": 64e6}
 """Numbers of the word vectors, the largest unit that fully_shard gathers."""
+UNITS = {"110 M": 13, "1 B": 25}
+"""That fully_shard was called on: 12 and 24 blocks, and the model itself."""
+PASS_ON = 1e-4
+"""Seconds until a record is with the next process of a ring. Assumed: there was no network to measure it on."""
 HELD = 5
 """Weights, sums, released gradient, and the two averages of Adam: of 4 bytes each."""
 
@@ -58,11 +62,26 @@ def main() -> None:
         for size in PROCESSES:
             sharded = 4 * (HELD * numbers / size + 2 * LARGEST[name])
             print(f"{name:>7s}  {size:9d}  {4 * HELD * numbers / 1e9:18.2f} GB  {sharded / 1e9:8.2f} GB")
+    shards()
     print("\nexamples  coins of a step, whole data  with sharded=True on 64")
     for examples in EXAMPLES:
         whole = examples / 1e6 * of_coins
         print(f"{examples:8.0e}  {whole:25.3f} s  {whole / 64:21.4f} s")
     charge()
+
+
+def shards() -> None:
+    """What fully_shard exchanges in a step. A unit is gathered forward and backward, and its sums are scattered: each
+    after a record of all processes, one more of which comes before the release, one after the other."""
+    print("\nencoder  processes  fully_shard: gathered and scattered, each sends  records of all  each gets  passed on")
+    for name, numbers in MODELS.items():
+        for size in PROCESSES:
+            sent, records = 3 * (size - 1) / size * 4 * numbers, 3 * UNITS[name] + 1
+            gets = records * size * RECORD.size
+            print(
+                f"{name:>7s}  {size:9d}  {sent / 1e9:45.2f} GB  {records:14d}  {gets / 1e6:6.1f} MB"
+                f"  {records * (size - 1) * PASS_ON:7.2f} s"
+            )
 
 
 def charge() -> None:

@@ -16,7 +16,9 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from lmdp.app import cli
 from lmdp.app.cli import main
+from lmdp.app.progress import Interrupted
 from tests.processes.crew import Crew
 
 ARGUMENTS = (
@@ -87,6 +89,30 @@ def test_commands_that_run_in_one_process_say_so(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("told", "begins"),
+    [
+        ({}, "lmdp train"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, "torchrun --nproc-per-node 3 -m lmdp train"),
+        (
+            {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"},
+            "torchrun --nnodes 2 --nproc-per-node 2 -m lmdp train",
+        ),
+    ],
+)
+def test_a_run_that_was_stopped_says_how_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: dict[str, str], begins: str
+) -> None:
+    def stopped(*_: Any) -> Any:
+        raise Interrupted("stopped after step 3 of 9")
+
+    monkeypatch.setitem(cli.COMMANDS, "train", stopped)
+    for name, value in ({"RANK": "0"} | told).items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--out", "run"]) == 130
+    assert f"3 of 9. Continue with: {begins} --out run --resume\n" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_method_without_privacy_is_refused_in_words_once(tmp_path: Path) -> None:
     words = [*ARGUMENTS.split(), str(tmp_path / "run"), "--method", "sgd"]
@@ -112,7 +138,7 @@ def test_a_run_of_which_a_process_was_killed_goes_on_with_any_number(tmp_path: P
     _, err = started.communicate(timeout=100)
     assert time.monotonic() - begin < 60
     assert started.returncode != 0
-    assert err.count("another process of this training is gone") <= 1
+    assert err.count("another process of this training is gone") == 1, err
     if resumed_by == 1:
         assert main([*words, "--resume"]) == 0
     else:

@@ -40,49 +40,6 @@ def failures(crew: Crew, work: Any, *args: Any) -> list[str]:
     return [answer.message for answer in answers]
 
 
-def other_settings(name: str, values: tuple[Any, Any]) -> None:
-    train(steps=2, **QUICK, **{name: values[rank()]})
-
-
-SETTINGS = {
-    "noise_multiplier": ((0.7, 0.8), "noise_multiplier: 0.7, 0.8"),
-    "method": (("dpsgd", "autos"), "method: dpsgd, autos"),
-    "emphasis": ((1.0, 2.0), "emphasis"),
-    "seed": ((1, 2), "seed: 1, 2"),
-    "batch_size": ((12, 6), "batch size: 12, 6"),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_processes_with_other_settings_are_refused_before_the_first_step(pair: Crew, name: str) -> None:
-    values, told = SETTINGS[name]
-    for message in failures(pair, other_settings, name, values):
-        assert told in message
-        assert "Start all of them with the same" in message
-
-
-def other_model() -> None:
-    train(steps=2, net=model() if rank() else nn.Sequential(model(), nn.Linear(5, 5)), risk=None)
-
-
-def test_processes_with_other_models_are_refused(pair: Crew) -> None:
-    assert all("parameters" in message for message in failures(pair, other_model))
-
-
-def other_program() -> None:
-    from lmdp.processes import agreement
-
-    agreement.source_digest = lambda: f"version {rank()}"  # type: ignore[assignment]
-    try:
-        train(steps=2)
-    finally:
-        __import__("importlib").reload(agreement)
-
-
-def test_processes_with_other_versions_of_the_program_are_refused(pair: Crew) -> None:
-    assert all("lmdp: version 0, version 1" in message for message in failures(pair, other_program))
-
-
 class Placed(Dataset[Any]):
     """Items tell their place, as a number or as a tensor."""
 
@@ -478,40 +435,66 @@ def until_killed(folder: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def killed(folder: Path, after: float, size: int = 2) -> tuple[list[Any], float]:
-    """The answers of a crew of which the last process is killed so many seconds after the first step, and how long the
-    others took to answer."""
-    crew = Crew(size, folder, seconds=60)
+class Slow(Dataset[Any]):
+    """Takes half a second to be compared between the processes."""
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(0.5 / EXAMPLES)
+        return data()[i]
+
+
+def until_killed_in_make_private(folder: str) -> str:
+    (Path(folder) / f"charged-{rank()}").write_text("0")
     try:
-        crew.begin(until_killed, str(folder))
-        while not (folder / f"charged-{size - 1}").exists():
+        while True:
+            train(steps=1, dataset=Slow(), **QUICK)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def killed(
+    folder: Path, after: float, size: int = 2, *, which: int = -1, at: Any = until_killed
+) -> tuple[list[Any], float]:
+    """The answers of a crew of which one process, the last unless told, is killed so many seconds after its first step,
+    and how long the others took to answer."""
+    crew, which = Crew(size, folder, seconds=60), range(size)[which]
+    try:
+        crew.begin(at, str(folder))
+        while not all((folder / f"charged-{each}").exists() for each in range(size)):
             time.sleep(0.01)
         time.sleep(after)
-        crew.kill(size - 1)
+        crew.kill(which)
         begin = time.monotonic()
-        return crew.answers(30), time.monotonic() - begin
+        answers = crew.answers(30)
+        assert answers.pop(which) is None
+        return answers, time.monotonic() - begin
     finally:
         crew.close()
 
 
-def test_when_a_process_is_killed_the_others_end_in_seconds_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [until_killed, until_killed_in_make_private])
+@pytest.mark.parametrize("which", [0, 2])
+def test_when_a_process_is_killed_the_others_end_in_seconds_with_one_line(tmp_path: Path, which: int, at: Any) -> None:
     train(steps=1)
-    (first, second, gone), seconds = killed(tmp_path, 0.1, size=3)
-    assert gone is None
+    others, seconds = killed(tmp_path, 0.1, size=3, which=which, at=at)
     assert seconds < 10
-    for told in (first, second):
+    assert len(others) == 2
+    for told in others:
         assert told.startswith("Parted: another process of this training is gone")
         assert "\n" not in told
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("at", [until_killed, until_killed_in_make_private])
 @pytest.mark.parametrize("moment", range(20))
-def test_killed_at_random_moments_nobody_hangs(tmp_path: Path, moment: int) -> None:
+def test_killed_at_random_moments_nobody_hangs(tmp_path: Path, moment: int, at: Any) -> None:
     train(steps=1)
-    (first, gone), seconds = killed(tmp_path, random.Random(moment).random() * 0.5)
-    assert gone is None
+    (other,), seconds = killed(tmp_path, random.Random(moment).random() * 0.5, which=moment % 2, at=at)
     assert seconds < 10
-    assert first.startswith("Parted: ")
+    assert other.startswith("Parted: ")
 
 
 def half(steps: int, state: dict[str, Any] | None, options: dict[str, Any]) -> Trained:

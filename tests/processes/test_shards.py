@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,7 +27,8 @@ from lmdp.gradients.contract import Example
 from lmdp.gradients.plan import RULES
 from lmdp.private.noise import Noised, Seeded
 from lmdp.private.weights import Private
-from lmdp.processes import Group
+from lmdp.processes import Group, Sums
+from lmdp.processes.shards import Shards
 from tests.gradients.test_rule_table import inputs
 from tests.private.test_sensitivity import RISK, aligned, outlier
 from tests.processes.crew import Crew
@@ -132,6 +136,65 @@ def test_parts_get_the_noise_that_the_whole_would_get(
         dealt.append(each)
     for one, parts in zip(released, zip(*dealt), strict=True):
         assert torch.equal(one, torch.cat(parts))
+
+
+FEW_DRAWN: dict[str, Any] = {"batch_size": 1, "seed": 7}
+
+
+def drawn_here(options: dict[str, Any]) -> tuple[Trained, list[int]]:
+    """And how many examples were added up here in each step."""
+    drawn: list[int] = []
+    over = Sums.over
+
+    def noted(self: Sums, *args: Any, **kwargs: Any) -> Sums:
+        drawn.append(self.examples)
+        return over(self, *args, **kwargs)
+
+    with patch.object(Sums, "over", noted):
+        return train(**QUICK, **FEW_DRAWN, **options), drawn
+
+
+@pytest.mark.parametrize("parts", [None, 1])
+def test_draws_of_nobody_and_of_unequal_numbers_make_the_model_of_one_process(pair: Crew, parts: int | None) -> None:
+    """Under fully_shard; one example is expected in a draw, so that of many none is drawn here, or nowhere."""
+    options = {"allow_large_delta": True, "max_physical_batch_size": parts, "dtype": torch.float64}
+    options |= {"dataset": TensorDataset(*data(torch.float64, size=20).tensors)}
+    alone, of_one = drawn_here(options)
+    (first, of_first), (second, of_second) = pair(drawn_here, options | SHARD)
+    assert [a + b for a, b in zip(of_first, of_second, strict=True)] == of_one
+    assert 0 in of_one  # nobody at all was drawn
+    assert any(a and not b for a, b in zip(of_first, of_second))  # all that were drawn are with one process
+    assert parts is None or first.parts != second.parts
+    check(alone, [first, second], 1e-12)
+
+
+def records_of_a_step() -> tuple[int, int]:
+    """Of all processes, in one that is not looked at; and how many units there are."""
+    training = Sharded()
+    batches, exchanged = iter(training.loader), Group._exchanged
+    training.step(next(batches))
+    with patch.object(Group, "_exchanged", autospec=True, side_effect=exchanged) as seen:
+        training.step(next(batches))
+    return seen.call_count, len(training.engine._attached.held._units)  # type: ignore[attr-defined]
+
+
+def test_a_step_takes_three_records_for_each_unit_and_one_more(pair: Crew) -> None:
+    """Gathered forward, gathered backward, added up; and the release. `benchmarks/scaling.py` counts on it."""
+    for records, units in pair(records_of_a_step):
+        assert records == 3 * units + 1
+
+
+def memory_given_back(device: str) -> int:
+    """How often that is asked for, where the trained parameters are on this device."""
+    capture = SimpleNamespace(device=torch.device(device), parameters={}, model=nn.Module())
+    with patch("lmdp.processes.shards._refuse"), patch("lmdp.processes.shards.give_freed_memory_back") as asked:
+        with suppress(StopIteration):  # it has no parameters
+            Shards(capture, Group(alone=True))  # type: ignore[arg-type]
+        return asked.call_count
+
+
+def test_freed_memory_is_given_back_where_the_host_has_the_parameters() -> None:
+    assert [memory_given_back("cpu"), memory_given_back("cuda")] == [1, 0]
 
 
 # -- one example ------------------------------------------------------------------------------------------------------
@@ -375,7 +438,7 @@ def until_killed(folder: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", range(5))
+@pytest.mark.parametrize("moment", range(6))
 def test_when_a_process_of_a_sharded_training_is_killed_the_other_ends(tmp_path: Path, moment: int) -> None:
     import random
     import time
@@ -383,15 +446,15 @@ def test_when_a_process_of_a_sharded_training_is_killed_the_other_ends(tmp_path:
     crew = Crew(2, tmp_path, seconds=60)
     try:
         crew.begin(until_killed, str(tmp_path))
-        while not (tmp_path / "charged-1").exists():
+        while not all((tmp_path / f"charged-{each}").exists() for each in range(2)):
             time.sleep(0.01)
         time.sleep(random.Random(moment).random() * 0.5)
-        crew.kill(1)
+        crew.kill(moment % 2)
         begin = time.monotonic()
-        first, gone = crew.answers(30)
-        assert gone is None
+        answers = crew.answers(30)
+        assert answers.pop(moment % 2) is None
         assert time.monotonic() - begin < 10
-        assert first.startswith("Parted: another process of this training is gone")
+        assert answers[0].startswith("Parted: another process of this training is gone")
     finally:
         crew.close()
 

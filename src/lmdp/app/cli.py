@@ -15,7 +15,7 @@ from typing import Any
 from lmdp.app.arguments import TUNED, config_of, methods_of, parser, words_of
 from lmdp.app.beforehand import explosion, look_ahead, without_unused_shadow
 from lmdp.app.config import SHADOW, Config
-from lmdp.app.launched import is_first, several
+from lmdp.app.launched import again, is_first, several
 from lmdp.app.progress import Interrupted, Show
 
 Result = dict[str, Any]
@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse_several(arguments)
         result = COMMANDS[arguments.command](arguments, show)
     except (KeyboardInterrupt, BrokenPipeError):
-        again = f". Continue with: {_resuming(argv, arguments.out)}" if "resume" in arguments else ""
-        return _fail(f"interrupted{again}", 130)
+        how = f". Continue with: {_resuming(argv, arguments.out)}" if "resume" in arguments else ""
+        return _fail(f"interrupted{how}", 130)
     except Interrupted as reason:
         return _fail(f"{reason}. Continue with: {_resuming(argv, arguments.out)}", 130)
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
@@ -361,7 +361,7 @@ def _free(path: Path) -> Path:
 
 def _resuming(argv: Sequence[str], out: Path) -> str:
     named = [] if any(word.startswith("--out") for word in argv) else ["--out", str(out)]
-    return shlex.join(["lmdp", *argv, *named, *([] if "--resume" in argv else ["--resume"])])
+    return shlex.join([*again(), *argv, *named, *([] if "--resume" in argv else ["--resume"])])
 
 
 def _one_line(error: BaseException) -> str:

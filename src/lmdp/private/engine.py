@@ -153,8 +153,8 @@ class PrivacyEngine:
             kept = self.diagnostics = Diagnostics() if diagnostics else None
             watch = Watch(capture, judgement, independence, group.size)
             rescaling = Rescaling.of(clipping.method, weights, max_grad_norm, unit_clip=unit_clip, unit_gain=unit_gain)
-            options = StepOptions(held_by(capture, group, kept), mean_loss, allow_unused, kept, observer, rescaling)
             agree(capture, optimizer, group, mechanism, rates=rates, emphasis=emphasis, every=public_every, seed=seed)
+            options = StepOptions(held_by(capture, group, kept), mean_loss, allow_unused, kept, observer, rescaling)
             step, ledger = PrivateStep(capture, clipping, source, randomness, mechanism, options), Ledger(mechanism)
             private = PrivateOptimizer(optimizer, step, ledger, log, watch)
             sigma, refuted = mechanism.noise_multiplier, refutation(source)

@@ -33,6 +33,8 @@ RECORD = struct.Struct("<5q470s")
 """What it is about; numbers; and, of a failure, its message."""
 BUCKET = 25 * 2**20
 """Bytes that are sent at a time."""
+SHOWN = 5
+"""Differences that are named."""
 AGAIN = "Start the training again; with a checkpoint it goes on after the last step that was saved."
 
 ALL_ASK = (
@@ -66,7 +68,7 @@ class Group:
         self._take_part: Callable[[int], None] | None = None
         self.sent = 0
         if not self._group.none and dist.get_backend(self._group.here) != "gloo":
-            self._records = _Kept(dist.new_group(self.ranks, backend="gloo"))
+            self._records = _Kept(self._new_group())
         self.name: str = self.same(secrets.token_hex(16)) if self.several else ""
 
     @property
@@ -192,9 +194,11 @@ class Group:
     def agreed(self, facts: dict[str, Any]) -> None:
         """Refuse to go on where these are not the same on all processes."""
         every = self.gathered(facts)
-        differing = [name for name in facts if any(other.get(name) != facts[name] for other in every)]
+        names = dict.fromkeys(name for one in every for name in one)
+        differing = [name for name in names if any(other.get(name) != every[0].get(name) for other in every)]
         if differing:
-            values = "; ".join(f"{name}: {', '.join(str(other.get(name)) for other in every)}" for name in differing)
+            shown = [f"{name}: {', '.join(str(other.get(name)) for other in every)}" for name in differing[:SHOWN]]
+            values = "; ".join([*shown, *([f"and {len(differing) - SHOWN} more"] if differing[SHOWN:] else [])])
             raise ValueError(
                 f"the processes of this training are not set up alike ({values}, in the order of their ranks). Start "
                 "all of them with the same program, versions, settings and data."
@@ -209,8 +213,13 @@ class Group:
     def serve(self, take_part: Callable[[int], None]) -> None:
         """Let processes `turn`; `take_part` does what one of them needs. Records get a group of their own: what the
         user's loop sends between two passes of the model must not meet them."""
-        self._records = _Kept(dist.new_group(self.ranks, backend="gloo"))
+        self.gathered(None)  # who fails says so before others wait in torch for it
+        self._records = _Kept(self._new_group())
         self._take_part = take_part
+
+    def _new_group(self) -> Any:
+        """Of the same processes, for records; as patient as the user's."""
+        return dist.new_group(self.ranks, timeout=_timeout(self._group.here), backend="gloo")
 
     def turn(self, operation: int) -> None:
         """Returns when all processes are about to do this: those who need it, and those who take part."""
@@ -296,6 +305,14 @@ def _process_group(given: Any) -> Any:
             "group is one that this process does not belong to. Call make_private only on processes of the group."
         )
     return given
+
+
+def _timeout(group: Any) -> Any:
+    """For which an exchange of this group waits; None, for torch's own, where it does not say."""
+    try:
+        return group._get_backend(group._device_types[0]).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -67,7 +67,8 @@ class Shards:
     def __init__(self, capture: Capture, group: Group) -> None:
         self._capture, self.group = capture, group
         _refuse(capture, group)
-        give_freed_memory_back()
+        if capture.device.type == "cpu":  # elsewhere only noise is made here, and would take longer
+            give_freed_memory_back()
         self._units = list(_units(capture))
         self._unit_of = {name: i for i, unit in enumerate(self._units) for name in unit.trained}
         self._mesh = next(iter(capture.parameters.values())).device_mesh  # type: ignore[attr-defined]
