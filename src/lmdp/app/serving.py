@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +17,23 @@ from torch import Tensor, nn
 from lmdp.app.config import Config
 from lmdp.app.runs import (
     IMAGES,
+    MODEL,
     NETWORK,
     NUMBERS,
+    SHA,
     TEXTS,
     TOKENIZER,
     Card,
     Options,
     RunFolder,
     add_spent,
+    digest,
+    foreign,
     load_model,
     spent_for,
+    statement_of,
+    write,
+    write_json,
 )
 from lmdp.data import Images, Source, Texts
 from lmdp.data.decode import Picture, decode
@@ -40,6 +48,8 @@ from lmdp.membership.served import embed
 from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged
 from lmdp.models.hub import without_its_words
 from lmdp.private import PrivacyStatement
+from lmdp.report.card import exported
+from lmdp.statement import NotCertifiedWarning
 
 STATEMENTS = ("privacy.json", "privacy-card.md")
 """What is promised, for programs and for people; the card holds no results of attacks."""
@@ -111,6 +121,8 @@ def load(path: str | Path) -> Loaded:
 
     A model of one's own (`module:factory`) is named in its model.json, and that code is imported and called: load such
     folders only from whom you would run code of. No other file of a run holds or names code.
+
+    Warns of weights that are not those of the statement, which then is not certified.
     """
     folder = RunFolder(path)
     if not folder.finished:
@@ -118,8 +130,9 @@ def load(path: str | Path) -> Loaded:
     card = (Card.read(folder.path) or _card_of_old(folder)).at(folder.path)
     model = built(card)
     load_model(folder / "model.safetensors", model)
-    statement = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
-    return Loaded(model.eval(), statement, Preprocess(card), card.classes, card.layers, card.by, folder.path)
+    if stranger := foreign(folder):
+        warnings.warn(f"{folder.path}: {stranger}. Its statement is not certified", NotCertifiedWarning, stacklevel=2)
+    return Loaded(model.eval(), statement_of(folder), Preprocess(card), card.classes, card.layers, card.by, folder.path)
 
 
 def built(card: Card) -> nn.Module:
@@ -176,8 +189,11 @@ def export(path: str | Path, to: Path, form: str | None = None) -> str:
 
     sentence-transformers: the encoder with its adapters merged in, and the mean over words. safetensors: the weights as
     they are and how to use them, which `lmdp.load` reads. Neither holds private/, checkpoints or audits. What was spent
-    for the weights stands in their header, and merged ones are noted with it on this machine.
+    for the weights stands in their header, and merged ones are noted with it on this machine. Refused where the weights
+    are not those that the statement speaks of.
     """
+    if RunFolder(path).finished and (stranger := foreign(RunFolder(path))):
+        raise ValueError(f"{path}: {stranger}. An export would carry a statement that is not of its weights.")
     loaded = load(path)
     encoder = encoder_of(loaded.model)
     form = form or (PLAIN if encoder is None or loaded.preprocess.card.tokenizer in BUILT_IN else SENTENCES)
@@ -192,13 +208,23 @@ def export(path: str | Path, to: Path, form: str | None = None) -> str:
             _sentence_transformer(loaded, encoder, beside)
         else:
             _plain(loaded, beside)
-        for name in STATEMENTS:
-            if (loaded.path / name).exists():
-                shutil.copyfile(loaded.path / name, beside / name)
+        _statements(loaded.path, beside)
         beside.rename(to)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return form
+
+
+def _statements(run: Path, to: Path) -> None:
+    """What is promised, of the weights that are exported: by their SHA-256, and without files that stay behind."""
+    held, trained = {file.name: digest(file) for file in sorted(to.glob("*.safetensors"))}, digest(run / MODEL)
+    privacy = read_object(run / STATEMENTS[0], "a privacy statement")
+    if SHA in privacy:
+        made_of = {} if held.get(MODEL) == trained else {"made_of": trained}
+        privacy = {**privacy, SHA: held, **made_of}
+    write_json(to / STATEMENTS[0], privacy)
+    if (run / STATEMENTS[1]).exists():
+        write(to / STATEMENTS[1], exported((run / STATEMENTS[1]).read_text(encoding="utf-8"), held, trained))
 
 
 def _plain(loaded: Loaded, to: Path) -> None:
