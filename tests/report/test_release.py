@@ -193,7 +193,7 @@ def test_no_epsilon_stands_without_its_delta() -> None:
 def test_the_box_leads_to_the_table_of_assumptions_and_names_versions_and_date() -> None:
     made = {"trained": "2026-11-18", "versions": "lmdp 0.2.0, torch 2"}
     for trained in (sample.dpsgd(), sample.lm(reasons=["so"]), sample.sgd()):
-        told = sample.story(trained=(replace(trained, made=made),))
+        told = sample.story(trained=(replace(trained, provenance=made),))
         page = render(told)
         assert all(value in page and value in card(told) for value in made.values())
         if trained.privacy is not None:

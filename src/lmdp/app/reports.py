@@ -183,7 +183,7 @@ def _trained(folder: RunFolder) -> Trained:
         sha256=digest(folder / "model.safetensors"),
         limit=tpr_limit(folder) if folder.finished else None,
         several=_several(folder) if folder.finished else {},
-        made={key: str(privacy[key]) for key in ("trained", "versions") if key in privacy},
+        provenance={key: str(privacy[key]) for key in ("trained", "versions") if key in privacy},
         remark=_remark(folder, method) if folder.finished else "",
     )
 

@@ -263,7 +263,7 @@ def _identity(trained: Trained) -> tuple[tuple[str, str], ...]:
     steps = finite((trained.privacy or {}).get("steps"))
     if steps is not None:
         entries.append(("steps", f"{steps:g}"))
-    entries += [(name, trained.made[key]) for key, name in MADE.items() if key in trained.made]
+    entries += [(name, trained.provenance[key]) for key, name in MADE.items() if key in trained.provenance]
     return tuple(entries)
 
 

@@ -24,7 +24,7 @@ class Trained:
     content of privacy.json, None for a model trained without privacy. With `test_examples` the test accuracy is given
     its interval. `limit` is what no attack exceeds at a false positive rate of 1 %, if the epsilon holds, `several` the
     same of 2, 5 … examples of one person at once; `sha256` that of the model's file; `remark` what must be said of its
-    weights; `made` when (`trained`) and by which `versions` it was trained.
+    weights; `provenance` when (`trained`) and by which `versions` it was trained.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Trained:
     limit: float | None = None
     remark: str = ""
     several: Mapping[int, float] = field(default_factory=dict)
-    made: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

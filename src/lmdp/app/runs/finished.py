@@ -51,9 +51,9 @@ def leave(
         with average.applied():
             files[AVERAGE] = packed(model, spent)
     files[MODEL] = packed(model, spent)
-    made = {"versions": versions(), "trained": datetime.date.today().isoformat()}
+    when = {"versions": versions(), "trained": datetime.date.today().isoformat()}
     write_json(
-        folder / STATEMENT, {**privacy, **made, SHA: {n: hashlib.sha256(raw).hexdigest() for n, raw in files.items()}}
+        folder / STATEMENT, {**privacy, **when, SHA: {n: hashlib.sha256(raw).hexdigest() for n, raw in files.items()}}
     )
     for name, raw in files.items():
         write(folder / name, raw)
