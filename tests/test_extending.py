@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +263,23 @@ def test_a_rule_that_is_not_exact_is_refused_when_it_is_added() -> None:
     assert "mine" not in RULES
 
 
+def test_a_piece_with_the_name_of_a_built_in_of_another_table_is_taken_out_alone() -> None:
+    before = METHODS["dpsgd"]
+    extending.attack("dpsgd")(lambda evidence: evidence.features)
+    assert extending.removed("dpsgd")
+    assert "dpsgd" not in ATTACKS
+    assert METHODS["dpsgd"] is before
+    assert not extending.removed("dpsgd")
+
+
+def test_an_attack_that_needs_what_no_evidence_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs 'logits'; evidence can have labels, views, outputs"):
+        extending.attack("mine", needs=("labels", "logits"))(lambda evidence: evidence.features)
+    assert {each.name for each in fields(Evidence)} == {"features", *extending.PARTS}
+
+
 def test_a_name_that_is_taken_or_awkward_is_refused() -> None:
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match=r"is there already; choose another name$"):
         extending.method("dpsgd")(lambda norms, clip: norms)
     with pytest.raises(ValueError, match="letters, digits"):
         extending.attack("a b")(lambda evidence: evidence.features)

@@ -44,6 +44,10 @@ SPREAD = 1e6
 """Norms on which a method is tried differ by up to this factor, either way."""
 
 
+PARTS = ("labels", "views", "outputs")
+"""What evidence has beside representations, where there is such a thing."""
+
+
 class YourPieceFailed(RuntimeError):
     """An error inside a piece that was added, or a result that breaks its contract: not one of the library."""
 
@@ -132,6 +136,7 @@ def rule(name: str, *kinds: type[nn.Module], examples: Sequence[Example]) -> Fun
                 _try_rule(name, example)
         except BaseException:
             del RULES[name]
+            _ADDED.discard(("rule", name))
             raise
         return function
 
@@ -184,6 +189,8 @@ def attack(name: str, *, help: str = "", needs: Sequence[str] = ()) -> Function:
 
     `needs` are parts of the evidence that must be there: "labels", "views", "outputs".
     """
+    if unknown := [part for part in needs if part not in PARTS]:
+        raise ValueError(f"attack {name!r} needs {unknown[0]!r}; evidence can have {', '.join(PARTS)}")
 
     def add(function: Callable[[Evidence], Array]) -> Callable[[Evidence], Array]:
         called = Called("attack", name, function)
@@ -227,28 +234,39 @@ def reader(name: str, *, help: str = "", path: str = "", options: Sequence[str] 
 
 
 def removed(name: str) -> bool:
-    """Take a piece of your own out of its table; says whether there was one."""
+    """Take the pieces of your own that have this name out of their tables; says whether there was one.
+
+    What came with the library stays, also where a piece of your own in another table has its name.
+    """
     from lmdp.data.readers import READERS
 
-    tables: tuple[dict[str, Any], ...] = (METHODS, SOURCES, RULES, ATTACKS, READERS)
-    taken = [table for table in tables if name in table and name in _ADDED]
-    for table in taken:
-        del table[name]
-    _ADDED.discard(name)
+    tables: dict[str, dict[str, Any]] = {
+        "method": METHODS,
+        "weight source": SOURCES,
+        "rule": RULES,
+        "attack": ATTACKS,
+        "data reader": READERS,
+    }
+    taken = [kind for kind in tables if (kind, name) in _ADDED]
+    for kind in taken:
+        tables[kind].pop(name, None)
+        _ADDED.discard((kind, name))
     METHODS["lm"] = replace(METHODS["lm"], sources=tuple(s for s in METHODS["lm"].sources if s in SOURCES))
     return bool(taken)
 
 
-_ADDED: set[str] = set()
+_ADDED: set[tuple[str, str]] = set()
+"""(kind of piece, name)."""
 
 
 def _add(table: dict[str, Any], name: str, record: Any, kind: str) -> None:
     if name in table:
-        raise ValueError(f"{kind} {name!r} is there already; choose another name, or lmdp.extending.removed({name!r})")
+        remove = f", or lmdp.extending.removed({name!r})" if (kind, name) in _ADDED else ""
+        raise ValueError(f"{kind} {name!r} is there already; choose another name{remove}")
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"{kind} is called {name!r}; a name is made of letters, digits, - and _")
     table[name] = record
-    _ADDED.add(name)
+    _ADDED.add((kind, name))
 
 
 class Called:

@@ -33,7 +33,8 @@ ALL_HOLD = dict.fromkeys(ASSUMPTIONS, Verdict(HOLDS, "nothing was seen against i
 
 
 class NotCertifiedWarning(UserWarning):
-    """`engine.get_epsilon` gave the epsilon of a training whose privacy statement is not certified."""
+    """`engine.get_epsilon` gave the epsilon of a training whose privacy statement is not certified, or `lmdp.load` a
+    model that is not the one that its statement speaks of."""
 
 
 def warn_unless_certified(
@@ -163,9 +164,10 @@ class PrivacyStatement:
         certified = "certified" if self.certified else "claimed, NOT certified"
         of = f" of {self.dataset_size} {self.unit}s" if self.dataset_size else ""
         by = f", by {self.processes} processes together" if self.processes > 1 else ""
+        weights = "no layer weights" if self.weight_source == "none" else f"layer weights: {self.weight_source}"
         lines = [
             f"(epsilon, delta) = ({self.epsilon:.4g}, {self.delta:g}), {certified}",
-            f"  method            {self.method}, weights: {self.weight_source}",
+            f"  method            {self.method}, {weights}",
             f"  neighbours        {self.neighbouring_relation}",
             f"  sampling          {self.sampling}, rate {self.sample_rate:.6g}{of} "
             f"(expected batch {self.expected_batch_size:g}{'' if self.unit == 'example' else f' {self.unit}s'}){by}",

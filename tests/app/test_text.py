@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -173,8 +174,14 @@ def test_a_run_of_adapters_is_exported_as_a_sentence_transformer_that_gives_the_
         "audit.json",
         "config.toml",
     }
-    mine, stated = privacy(adapted), privacy(Path("served"))
+    shas = {at: hashlib.sha256((at / "model.safetensors").read_bytes()).hexdigest() for at in (Path("served"), adapted)}
+    served = {"sha256": {"model.safetensors": shas[Path("served")]}, "made_of": shas[adapted]}
+    mine, stated = privacy(adapted) | served, privacy(Path("served"))
     assert {**stated, "account": None} == {**mine, "account": None}
+    told = Path("served", "privacy-card.md").read_text()
+    assert f"- SHA-256 of model.safetensors: {shas[Path('served')]}\n" in told
+    assert f"- exported from the trained model.safetensors with SHA-256: {shas[adapted]}\n" in told
+    assert "leave the house" not in told
     theirs = sentences.SentenceTransformer("served", device="cpu").encode(letters)
     np.testing.assert_allclose(theirs, loaded.embed(letters), rtol=1e-4, atol=1e-5)
     assert cli.main(["export", "run", "--to", "plain", "--form", "safetensors"]) == 0

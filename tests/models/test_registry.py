@@ -58,6 +58,25 @@ def test_a_factory_is_found_in_the_current_folder_and_given_what_it_asks_for(
     assert model[1].weight.shape == (3, 30)
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("def make(:\n", r"your module 'my_wrong\d*' \(.*my_wrong\d*.py:1\) failed when it was imported: SyntaxError"),
+        ("\nx = undefined\n", r"my_wrong\d*.py:2\) failed when it was imported: NameError: name 'undefined'"),
+        ("raise RuntimeError('hm')\n", r"my_wrong\d*.py:1\) failed when it was imported: RuntimeError: hm"),
+        ("def make():\n    raise KeyError('x')\n", r"my_wrong\d*.py:2\) failed when called with {}: KeyError: 'x'"),
+    ],
+)
+def test_an_error_in_a_module_of_ones_own_has_file_line_and_type(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"my_wrong{len(text)}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        build(f"{name}:make", (4,), 3)
+
+
 def test_a_factory_without_a_parameter_for_what_is_asked_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,8 @@ MODEL = ["--model", "tests.record.models:factory", "--seed", "3"]
 PRIVATE = [*MODEL, "--data", "digits?half=1&limit=400", "--sample-rate", "0.1", "--learning-rate", "0.5"]
 PRIVATE += ["--keep-checkpoints", "1", "--epsilon", "6", "--accountant", "rdp"]
 HALF = ["train", *PRIVATE, "--epochs", "4", "--method", "dpsgd", "--out", "half"]
-TIMES = ("seconds", "train_seconds", "attack_seconds", "run", "dataset")  # and what follows from random keys
+TIMES = ("seconds", "train_seconds", "attack_seconds", "run", "dataset", "sha256", "trained", "versions")
+"""And what follows from random keys: SHA-256 of files whose header names the run (`bound` compares them)."""
 
 
 def make(out: Path) -> None:
@@ -70,6 +71,15 @@ def held(folder: Path) -> dict[str, Any]:
         else:
             contents[name] = raw.decode().replace(f"{folder}{os.sep}", "")  # paths are kept whole
     return contents
+
+
+def bound(folder: Path) -> dict[str, tuple[str, str]]:
+    """Finished run → SHA-256 of its model: by the file, and by its statement ("" where that has none)."""
+    told = {}
+    for path in sorted(folder.rglob("model.safetensors")):
+        stated = json.loads((path.parent / "privacy.json").read_text()).get("sha256", {}).get(path.name, "")
+        told[path.parent.name] = hashlib.sha256(path.read_bytes()).hexdigest(), stated
+    return told
 
 
 def without_times(value: Any) -> Any:

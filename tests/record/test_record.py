@@ -77,6 +77,7 @@ def test_a_whole_run_leaves_the_recorded_folder(tmp_path: Path) -> None:
     folders.make(tmp_path)
     folders.run(tmp_path, *folders.HALF, "--resume")
     _same_folder(folders.held(tmp_path), EXPECTED["whole"])
+    assert all(now == stated for now, stated in folders.bound(tmp_path).values())
 
 
 def test_run_folders_of_an_earlier_version_open_are_audited_and_resumed(tmp_path: Path) -> None:
@@ -84,6 +85,10 @@ def test_run_folders_of_an_earlier_version_open_are_audited_and_resumed(tmp_path
     folders.run(tmp_path, *folders.HALF, "--resume")
     folders.run(tmp_path, "audit", "lm")
     _same_folder(folders.held(tmp_path), EXPECTED["folder"])
+    told = folders.bound(tmp_path)
+    assert told["half"][0] == told["half"][1]  # finished by this version
+    assert told["lm"][1] == ""  # and by that one
+    assert json.loads((tmp_path / "lm" / "audit.json").read_text())["sha256"] == told["lm"][0]
 
 
 def _same_folder(now: dict[str, Any], then: dict[str, Any]) -> None:

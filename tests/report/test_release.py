@@ -13,7 +13,8 @@ import pytest
 from lmdp.app import cli
 from lmdp.app.runs import RunFolder
 from lmdp.audit.curves import GaussianSteps
-from lmdp.report import Story, card, headline, render
+from lmdp.private import PrivacyStatement
+from lmdp.report import Story, card, headline, render, verdict
 from lmdp.report.charts import epsilon_over_steps
 from lmdp.report.files import FILES, MAY, MUST_NOT, listed
 from lmdp.report.glossary import QUESTIONS, WORDS
@@ -44,18 +45,18 @@ def test_the_headline_has_at_most_three_numbers_and_the_percentage_of_the_box(st
     limited = tuple(replace(t, limit=0.2) if t.privacy else t for t in story.trained)
     said = headline(replace(story, trained=limited))
     assert len(NUMBER.findall(said)) <= 3
-    assert all("at most 20 % of" in each for t in limited if t.privacy for each in [said.lower(), promise(t)])
+    assert all("at most 20\u00a0% of" in each for t in limited if t.privacy for each in [said.lower(), promise(t)])
 
 
 def test_the_headline_tells_the_weakest_promise_and_whether_it_is_certified() -> None:
     tight, loose = replace(sample.dpsgd(), limit=0.05), replace(sample.lm(), limit=0.2)
-    assert "At most 20 % of the examples that each model trained by DP-SGD and LM-DP-SGD" in headline(
+    assert "At most 20\u00a0% of the examples that each model trained by DP-SGD and LM-DP-SGD" in headline(
         sample.story(trained=(tight, loose))
     )
     doubted = replace(sample.lm(reasons=["so"]), limit=0.2)
     for trained in [(doubted,), (tight, doubted)]:
         said = headline(sample.story(trained=trained))
-        assert said.startswith("It is claimed, and NOT certified, that at most 20 %")
+        assert said.startswith("It is claimed, and NOT certified, that at most 20\u00a0%")
         assert "certified by this program" not in said
     little = replace(sample.dpsgd(), limit=0.97)
     assert headline(sample.story(trained=(little,))).startswith("Little is promised: nearly all examples may be")
@@ -67,7 +68,7 @@ def test_the_headline_tells_the_weakest_promise_and_whether_it_is_certified() ->
 @pytest.mark.parametrize("limit", [0.011, 0.0971, 0.1, 0.123, 0.8999])
 def test_a_promise_is_never_told_smaller_than_it_is(limit: float) -> None:
     said = promise(replace(sample.dpsgd(), limit=limit))
-    told = re.search(r"at most ([\d.]+) % of members", said)
+    told = re.search(r"at most ([\d.]+)\u00a0% of members", said)
     assert told is not None
     assert limit <= float(told[1]) / 100 <= 1.1 * limit + 0.001
 
@@ -136,6 +137,82 @@ def test_a_model_that_exploded_is_told_on_page_and_card() -> None:
     assert "the training has exploded" in render(story)
     assert "the training has exploded" in card(story)
     assert "exploded" not in card(sample.story())
+
+
+REFUTED_HERE = sample.story(trained=(sample.dpsgd(),), bounds=(sample.bound(8.0, 12.0),))
+
+
+def test_a_bound_that_refutes_a_claim_is_told_by_headline_verdict_box_and_card_and_nothing_is_certified() -> None:
+    assert headline(REFUTED_HERE).startswith("The epsilon that is claimed for DP-SGD is refuted by an attack")
+    assert verdict(REFUTED_HERE).startswith(REFUTED_HERE.bounds[0].verdict)
+    told = facts(REFUTED_HERE.trained[0], REFUTED_HERE)
+    assert not told.certified
+    assert told.standing.startswith("REFUTED")
+    assert any("at least 12 (delta 1e-5; 8 is claimed); that refutes the claim" in one for one in told.tried)
+    page, on_card = render(REFUTED_HERE), card(REFUTED_HERE)
+    for each in (page, on_card):
+        assert "REFUTED: " in each
+        assert "Certified by this program" not in each
+        assert "yes, by this program" not in each
+    assert ">certified<" not in page
+    assert "12" not in on_card.split("How far it can be relied on")[1].split("|")[0], "no results on a card"
+
+
+def test_a_bound_of_another_method_refutes_only_that_one() -> None:
+    both = sample.story(trained=(sample.dpsgd(), sample.lm()), bounds=(sample.bound(8.0, 12.0),))
+    assert "claimed for DP-SGD is refuted" in headline(both)
+    assert facts(both.trained[1], both).certified
+
+
+def test_after_bounds_by_canaries_in_other_trainings_nobody_says_that_the_most_vulnerable_were_not_tried() -> None:
+    bounded = replace(STORIES["alone"], bounds=(sample.bound(8.0, 0.3),))
+    for before, after in ((render(STORIES["alone"]), render(bounded)), (card(STORIES["alone"]), card(bounded))):
+        assert "The most vulnerable examples were not tried" in before
+        assert "The most vulnerable examples were not tried" not in after
+        assert "in other trainings of the same settings" in after
+    assert "the only ones tried" not in headline(bounded)
+    assert facts(bounded.trained[0], bounded).certified
+
+
+def test_what_one_model_gives_away_and_what_several_give() -> None:
+    assert "What it gives away was not measured." in headline(STORIES["unaudited"])
+    several_models = tuple(replace(trained, audit=None) for trained in (sample.dpsgd(), sample.lm()))
+    assert "What they give away was not measured." in headline(sample.story(trained=several_models))
+
+
+def test_no_epsilon_stands_without_its_delta() -> None:
+    chart = epsilon_over_steps(sample.story())
+    assert chart is not None
+    drawn = html.unescape(chart(Sheet(430.0, PAGE, "e")))
+    assert "epsilon spent (delta 1e-5)" in drawn
+    assert all("(delta 1e-5)" in tip for tip in re.findall(r"DP-SGD, step \d+: epsilon [^<\"]*", drawn))
+    assert "at the same epsilon of 8 (delta 1e-5)" in verdict(sample.story())
+    assert "(delta 1e-05, 95% confidence)" in sample.bound().verdict
+
+
+def test_the_box_leads_to_the_table_of_assumptions_and_names_versions_and_date() -> None:
+    made = {"trained": "2026-11-18", "versions": "lmdp 0.2.0, torch 2"}
+    for trained in (sample.dpsgd(), sample.lm(reasons=["so"]), sample.sgd()):
+        told = sample.story(trained=(replace(trained, provenance=made),))
+        page = render(told)
+        assert all(value in page and value in card(told) for value in made.values())
+        if trained.privacy is not None:
+            assert '<a href="#privacy-h">under Privacy</a>' in page
+            assert 'id="privacy-h"' in page
+
+
+def test_a_report_without_an_audit_may_leave_the_house_and_one_with_an_audit_may_not() -> None:
+    there = ["model.safetensors", "metrics.jsonl", "report.html", "figures/"]
+    for more, word in (([], MAY), (["audit.json"], MUST_NOT), (["epsilon.json"], MUST_NOT)):
+        named = dict(listed(word, [*there, *more]))
+        assert {"report.html", "figures/"} <= set(named)
+        assert ("without an audit" in named["report.html"]) is (not more)
+    assert "report.html" in dict(listed(MUST_NOT, None))
+
+
+def test_no_layer_weights_are_not_said_to_come_from_anywhere() -> None:
+    assert "weights from" not in render(STORIES["alone"])
+    assert "weights: none" not in str(PrivacyStatement.from_dict(sample.dpsgd().privacy or {}))
 
 
 def test_a_card_cannot_be_given_markup_by_a_name() -> None:
@@ -223,10 +300,10 @@ def test_page_and_card_tell_of_people_with_several_examples_and_how_to_protect_t
     one = replace(sample.dpsgd(), limit=0.1, several={2: 0.3001, 5: 0.8, 10: 1.0})
     assert (
         "80 % of those with 5 examples, at most 100 % of those with 10 examples can be recognised. 100 % is no limit."
-        in several(one)
+        in several(one).replace("\u00a0", " ")
     )
     for told in (card(sample.story(trained=(one,))), render(sample.story(trained=(one,)))):
-        assert "at most 31 % of those with 2 examples" in told
+        assert "at most 31\u00a0% of those with 2 examples" in told
         assert "lmdp.PerUser" in told
     assert several(replace(one, privacy={**(one.privacy or {}), "unit": "user"})) == ""
     assert several(replace(sample.lm(reasons=["so"]), several=one.several)).startswith("Claimed, not certified: ")

@@ -210,7 +210,7 @@ def test_the_verdict_leads_with_the_most_vulnerable_and_tells_ordinary_examples_
     first, second, *rest = sentences(verdict(sample.planted_story()))
     assert first.startswith("The most vulnerable examples (mislabelled canaries): layer 'fc2' of SGD gives membership")
     assert "0.970" in first
-    assert "at the same epsilon of 8, the difference" in first
+    assert "at the same epsilon of 8 (delta 1e-5), the difference" in first
     assert second.startswith("Ordinary examples: layer 'fc2' of SGD gives membership away (AUC 0.637")
     assert rest == [NO_PROOF], "no layer of the private models gives ordinary examples away"
 

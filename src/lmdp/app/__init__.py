@@ -1,6 +1,7 @@
 """The command line and what stands behind it: one flow from a configuration to a run folder with its report.
 
 cli          the commands: parse, call the pipeline, print where the result is
+faults       what is said of an error
 arguments    the words of the command line, and its help
 nearest      what is wrong with a command line, and what was perhaps meant
 config       what a run is made of: named values, checked

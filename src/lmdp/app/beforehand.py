@@ -51,7 +51,7 @@ def _look_for(request: Request) -> None:
         raise ImportError(f"{request.kind} needs the package {package}, which is missing: pip install 'lmdp[{extra}]'")
 
 
-def explosion(model: Path) -> str:
+def explosion(model: Path, *, private: bool = True) -> str:
     """That the weights in a file say that training has exploded, and what to do; "" if they look like any others.
 
     Weights are released values: looking at them costs no privacy.
@@ -64,6 +64,11 @@ def explosion(model: Path) -> str:
         return ""
     finite = all(math.isfinite(size) for size in sizes)
     size = f"as large as {max(sizes):.0e}" if finite else "not finite"
+    if not private:
+        return (
+            f"the training has exploded: weights are {size}. The model is of no use. Train again with a smaller "
+            "learning_rate (a tenth)"
+        )
     return (
         f"the training has exploded: weights are {size}. What the statement says of privacy holds, but the model is of "
         "no use. Train again with a smaller learning_rate (a tenth); both trainings count"

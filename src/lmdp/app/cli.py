@@ -15,8 +15,10 @@ from typing import Any
 from lmdp.app.arguments import TUNED, config_of, methods_of, parser, words_of
 from lmdp.app.beforehand import explosion, look_ahead, without_unused_shadow
 from lmdp.app.config import SHADOW, Config
+from lmdp.app.faults import words_for
 from lmdp.app.launched import again, is_first, several
 from lmdp.app.progress import Interrupted, Show
+from lmdp.methods import METHODS
 
 Result = dict[str, Any]
 """`text` for people, `json` for programs; `code` to exit with, 0 unless given."""
@@ -35,11 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"interrupted{how}", 130)
     except Interrupted as reason:
         return _fail(f"{reason}. Continue with: {_resuming(argv, arguments.out)}", 130)
-    except (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
+    except Exception as error:
         if os.environ.get("LMDP_DEBUG"):
             raise
-        said = _one_line(error)
-        return _fail(f"error: {said}{_whose_module_is_elsewhere(arguments, said)}", 2)
+        told = words_for(error)
+        if told is None:
+            raise
+        said, code = told
+        return _fail(f"{said}{_whose_module_is_elsewhere(arguments, said)}", code)
     if is_first():
         _print(json.dumps(result["json"], indent=1, allow_nan=False) if arguments.json else result["text"])
     return int(result.get("code", 0))
@@ -142,7 +147,7 @@ def _train(arguments: Namespace, show: Show) -> Result:
     last = folder.metrics()[-1]
     first = "" if last["test_accuracy"] is None else f"test accuracy {accuracies_of(last)}\n"
     statement = PrivacyStatement.from_dict(privacy)
-    if exploded := explosion(folder / "model.safetensors"):
+    if exploded := explosion(folder / "model.safetensors", private=METHODS[privacy["method"]].private):
         first = f"WARNING: {exploded}.\n{first}"
     told = "".join(f"\n  account           {item}" for item in privacy["account"])
     text = f"\n{first}{statement}{told}\n\nrun folder: {arguments.out}\nreport: {folder / 'report.html'}"
@@ -229,6 +234,9 @@ def _export(arguments: Namespace, show: Show) -> Result:
         "sentence-transformers": f'SentenceTransformer("{arguments.to}")',
     }
     text = f"written to: {arguments.to} ({form})\nread it with: {read[form]}"
+    private = METHODS[json.loads((arguments.to / "privacy.json").read_text())["method"]].private
+    if exploded := explosion(arguments.target / "model.safetensors", private=private):
+        text = f"WARNING: {exploded}.\n{text}"
     return {"text": text, "json": {"form": form, "out": str(arguments.to)}}
 
 
@@ -362,16 +370,6 @@ def _free(path: Path) -> Path:
 def _resuming(argv: Sequence[str], out: Path) -> str:
     named = [] if any(word.startswith("--out") for word in argv) else ["--out", str(out)]
     return shlex.join([*again(), *argv, *named, *([] if "--resume" in argv else ["--resume"])])
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if isinstance(error, MemoryError):
-        return "out of memory. Use a smaller max_physical_batch_size, or less data."
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from lmdp.app.config import HF, Config
 from lmdp.app.rules import HEAD, TANGENT
-from lmdp.app.runs import read_weights
+from lmdp.app.runs import digest, read_weights
 from lmdp.data import Examples, Source, Texts, load
 from lmdp.data.request import Say
 from lmdp.layers import LayerMap
@@ -145,7 +144,7 @@ def begun_with(config: Config) -> tuple[str, ...]:
         "to be public",
     )
     return (aimed if config.tune == TANGENT else ()) + tuple(
-        f"the model began with the weights of {name} (SHA-256 {_digest(weights_file(name))[:16]}): what they were "
+        f"the model began with the weights of {name} (SHA-256 {digest(weights_file(name))[:16]}): what they were "
         "trained on is covered by this epsilon only as far as private trainings are known to have released them, and "
         "is taken to be public otherwise"
         for name in weights_named(config)
@@ -167,11 +166,6 @@ def weights_file(name: str) -> Path:
     if not path.is_file():
         raise ValueError(f"init is {name!r}, but {path} is not there; name a .safetensors file, or a folder with one")
     return path
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fill(model: nn.Module, path: Path, say: Say) -> str:

@@ -21,7 +21,7 @@ from lmdp.app.parts import said_of_parts
 from lmdp.app.progress import Show
 from lmdp.app.reports import short, story, tpr_limit, write_report
 from lmdp.app.rules import TANGENT
-from lmdp.app.runs import Card, RunFolder, load_model, write_json
+from lmdp.app.runs import Card, RunFolder, digest, foreign, load_model, statement_of, write_json
 from lmdp.app.serving import built, write_card
 from lmdp.app.shares import handed_out
 from lmdp.app.staged import computed, said_of_stage
@@ -32,14 +32,12 @@ from lmdp.audit.results import AuditReport
 from lmdp.data import Examples, Source, load
 from lmdp.data.classes import counted
 from lmdp.data.examples import units
-from lmdp.data.records import read_object
 from lmdp.data.splits import FEWEST_NON_MEMBERS
 from lmdp.layers import LayerMap
 from lmdp.lineage import dataset_digest, in_common, keep_dataset
 from lmdp.membership.examples import refuse_overlap
 from lmdp.membership.workers import Share
 from lmdp.methods import METHODS, SOURCES
-from lmdp.private import PrivacyStatement
 from lmdp.processes import Group
 from lmdp.risk import RiskProfile, estimate_risk
 from lmdp.risk.shadow import Schedule
@@ -229,7 +227,10 @@ def audit(
         source = source or parted_data(config, show)
         card = Card.read(folder.path)
         model = fresh_model(config, source) if card is None else built(card.at(folder.path))
+        sha256, stranger = digest(folder / "model.safetensors"), foreign(folder)
         load_model(folder / "model.safetensors", model)
+        if stranger:
+            show.say(f"WARNING: {stranger}. The statement is not of these weights, and certifies nothing of them")
         if config.freeze is not None:
             freeze(model, config.freeze)
         model.to(config.device)
@@ -269,9 +270,11 @@ def audit(
                 part=show.part,
                 share=handed_out(group),
                 canaries=None if planting is None else still_there(planting, folder, changed_data=changed_data),
-                statement=PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement")),
+                statement=statement_of(folder),
             )
-        report = replace(report, tpr_limit_at_1pct=tpr_limit(folder))
+        report = replace(report, tpr_limit_at_1pct=tpr_limit(folder), sha256=sha256)
+        if stranger:
+            report = replace(report, warning=f"{stranger}; {report.warning}")
         if changed_data:
             report = replace(report, warning=f"{note}; {report.warning}")
         page, chosen = folder / "report.html", members is not None or nonmembers is not None

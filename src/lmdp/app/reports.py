@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import importlib.metadata
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmdp.app.beforehand import explosion
-from lmdp.app.runs import RunFolder, spent_for, write
+from lmdp.app.runs import RunFolder, digest, foreign, privacy_of, spent_for, statement_of, versions, write
 from lmdp.audit.curves import GaussianSteps
 from lmdp.audit.epsilon import EpsilonBound
 from lmdp.audit.results import AuditReport, CanaryLeaks
 from lmdp.data.records import encoded, read_object
 from lmdp.lineage import Spending, epsilon_of, spendings
-from lmdp.methods import METHODS
+from lmdp.methods import METHODS, Method
 from lmdp.private import PrivacyStatement
 from lmdp.report import Story, Together, Trained, card, figures, render
 from lmdp.report.release import SEVERAL
@@ -31,7 +28,7 @@ LIMITS_LITTLE = 50.0
 
 def summary(folder: RunFolder) -> dict[str, Any]:
     """The numbers of a run that one compares."""
-    privacy = read_object(folder / "privacy.json", "a file of a run")
+    privacy = privacy_of(folder)
     last = (folder.metrics() or [{}])[-1]
     numbers: dict[str, Any] = {
         "method": privacy.get("method"),
@@ -43,8 +40,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     }
     if "average_test_accuracy" in last:
         numbers["average_test_accuracy"] = last["average_test_accuracy"]
-    if (folder / "audit.json").exists():
-        report = AuditReport.load(folder / "audit.json")
+    if (report := _audit(folder)) is not None:
         numbers |= {
             "peak_layer": report.peak.name,
             "peak_auc": report.peak.auc,
@@ -66,7 +62,7 @@ def tpr_limit(folder: RunFolder, examples: int = 1) -> float | None:
     """
     if not METHODS[folder.config().method].private:
         return None
-    stated = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
+    stated = statement_of(folder)
     if math.isinf(stated.epsilon):
         return None
     alone = Limit(stated.epsilon, stated.delta)
@@ -133,13 +129,6 @@ def short(spec: str) -> str:
     return f"{kind}{colon}{Path(path).name if colon else ''}{question}{options}"
 
 
-def versions() -> str:
-    """Of what the numbers come from."""
-    names = ("lmdp", "torch", "dp-accounting")
-    told = (f"{name} {importlib.metadata.version(name)}" for name in names)
-    return ", ".join([*told, f"Python {platform.python_version()}"])
-
-
 def _in_the_runs(audited: Sequence[AuditReport]) -> list[EpsilonBound]:
     """What canaries in the runs show of epsilons that were claimed; a method without a claim has none to compare."""
     bounds = (report.canaries.bound for report in audited if report.canaries is not None)
@@ -160,7 +149,7 @@ def all_together(folders: Sequence[RunFolder]) -> Together | None:
         models=tuple(METHODS[folder.config().method].label for folder in private),
         epsilon=epsilon_of(spent, delta=config.delta, accountant=config.accountant),
         delta=config.delta,
-        certified=all(read_object(folder / "privacy.json", "a file of a run").get("certified") for folder in private),
+        certified=all(privacy_of(folder).get("certified") for folder in private),
     )
 
 
@@ -181,7 +170,7 @@ def write_report(folder: RunFolder, told: Story) -> None:
 
 def _trained(folder: RunFolder) -> Trained:
     method = METHODS[folder.config().method]
-    privacy = read_object(folder / "privacy.json", "a file of a run")
+    privacy = privacy_of(folder)
     metrics = folder.metrics()
     examples = metrics[-1].get("test_examples") if metrics else None
     return Trained(
@@ -191,10 +180,11 @@ def _trained(folder: RunFolder) -> Trained:
         privacy=_with_table(privacy) if method.private else None,
         audit=_audit(folder),
         test_examples=examples if isinstance(examples, int) and 0 < examples < 1e15 else None,
-        sha256=_digest(folder / "model.safetensors"),
+        sha256=digest(folder / "model.safetensors"),
         limit=tpr_limit(folder) if folder.finished else None,
         several=_several(folder) if folder.finished else {},
-        remark=explosion(folder / "model.safetensors") if folder.finished else "",
+        provenance={key: str(privacy[key]) for key in ("trained", "versions") if key in privacy},
+        remark=_remark(folder, method) if folder.finished else "",
     )
 
 
@@ -203,16 +193,20 @@ def _several(folder: RunFolder) -> dict[int, float]:
     return {k: limit for k in SEVERAL if (limit := tpr_limit(folder, k)) is not None}
 
 
-def _digest(path: Path) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _remark(folder: RunFolder, method: Method) -> str:
+    """What must be said of the weights, beside what stands in their statement."""
+    said = [foreign(folder)] if not method.private else []  # of private ones it is why they are not certified
+    if (folder / "audit.json").exists() and _audit(folder) is None:
+        said.append("audit.json is of another model.safetensors, and not shown: lmdp audit attacks this one")
+    return ". ".join(filter(None, [*said, explosion(folder / "model.safetensors", private=method.private)]))
 
 
 def _audit(folder: RunFolder) -> AuditReport | None:
+    """The audit of these weights; None where there is none, or only one of others."""
     path = folder / "audit.json"
-    return AuditReport.load(path) if path.exists() else None
+    report = AuditReport.load(path) if path.exists() else None
+    of_others = report is not None and report.sha256 not in ("", digest(folder / "model.safetensors"))
+    return None if of_others else report
 
 
 def _with_table(privacy: Mapping[str, Any]) -> dict[str, Any]:

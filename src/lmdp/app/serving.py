@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,15 +22,21 @@ from lmdp.app.runs import (
     MODEL,
     NETWORK,
     NUMBERS,
+    SHA,
     TEXTS,
     TOKENIZER,
     Card,
     Options,
     RunFolder,
     add_spent,
+    digest,
+    foreign,
     found_elsewhere,
     load_model,
     spent_for,
+    statement_of,
+    write,
+    write_json,
 )
 from lmdp.app.runs.card import FILE as CARD
 from lmdp.data import Images, Source, Texts
@@ -45,6 +52,8 @@ from lmdp.membership.served import embed
 from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged, module_folder
 from lmdp.models.hub import without_its_words
 from lmdp.private import PrivacyStatement
+from lmdp.report.card import exported
+from lmdp.statement import NotCertifiedWarning
 
 STATEMENTS = ("privacy.json", "privacy-card.md")
 """What is promised, for programs and for people; the card holds no results of attacks."""
@@ -122,6 +131,8 @@ def load(path: str | Path, *, average: bool = False) -> Loaded:
 
     A model of one's own (`module:factory`) is named in its model.json, and that code is imported and called: load such
     folders only from whom you would run code of. No other file of a run holds or names code.
+
+    Warns of weights that are not those of the statement, which then is not certified.
     """
     folder, weights = RunFolder(path), AVERAGE if average else MODEL
     _refuse_others(folder)
@@ -136,9 +147,10 @@ def load(path: str | Path, *, average: bool = False) -> Loaded:
     except ValueError as error:
         raise ValueError(f"{error}{found_elsewhere(folder.path)}") from error
     load_model(folder / weights, model)
-    statement = PrivacyStatement.from_dict(read_object(folder / "privacy.json", "a privacy statement"))
+    if stranger := foreign(folder):
+        warnings.warn(f"{folder.path}: {stranger}. Its statement is not certified", NotCertifiedWarning, stacklevel=2)
     kept = card.classes, card.layers, card.by
-    return Loaded(model.eval(), statement, Preprocess(card), *kept, folder.path, weights)
+    return Loaded(model.eval(), statement_of(folder), Preprocess(card), *kept, folder.path, weights)
 
 
 def _refuse_others(folder: RunFolder) -> None:
@@ -212,8 +224,11 @@ def export(path: str | Path, to: Path, form: str | None = None, *, average: bool
 
     sentence-transformers: the encoder with its adapters merged in, and the mean over words. safetensors: the weights as
     they are and how to use them, which `lmdp.load` reads. Neither holds private/, checkpoints or audits. What was spent
-    for the weights stands in their header, and merged ones are noted with it on this machine.
+    for the weights stands in their header, and merged ones are noted with it on this machine. Refused where the weights
+    are not those that the statement speaks of.
     """
+    if RunFolder(path).finished and (stranger := foreign(RunFolder(path))):
+        raise ValueError(f"{path}: {stranger}. An export would carry a statement that is not of its weights.")
     loaded = load(path, average=average)
     encoder = encoder_of(loaded.model)
     form = form or (PLAIN if encoder is None or loaded.preprocess.card.tokenizer in BUILT_IN else SENTENCES)
@@ -228,9 +243,7 @@ def export(path: str | Path, to: Path, form: str | None = None, *, average: bool
             _sentence_transformer(loaded, encoder, beside)
         else:
             _plain(loaded, beside)
-        for name in STATEMENTS:
-            if (loaded.path / name).exists():
-                shutil.copyfile(loaded.path / name, beside / name)
+        _statements(loaded.path, beside, loaded.weights)
         add_privacy(beside, loaded.statement)
         run = RunFolder(path)
         forget_places(beside, {beside.absolute(), run.path.absolute().parent, *_places(run)})
@@ -242,6 +255,18 @@ def export(path: str | Path, to: Path, form: str | None = None, *, average: bool
 
 def _places(run: RunFolder) -> set[Path]:
     return places_of(run.config()) if run.has_run else set()
+
+
+def _statements(run: Path, to: Path, weights: str) -> None:
+    """What is promised, of the weights that are exported: by their SHA-256, and without files that stay behind."""
+    held, trained = {file.name: digest(file) for file in sorted(to.glob("*.safetensors"))}, digest(run / weights)
+    privacy = read_object(run / STATEMENTS[0], "a privacy statement")
+    if SHA in privacy:
+        made_of = {} if held.get(MODEL) == trained else {"made_of": trained}
+        privacy = {**privacy, SHA: held, **made_of}
+    write_json(to / STATEMENTS[0], privacy)
+    if (run / STATEMENTS[1]).exists():
+        write(to / STATEMENTS[1], exported((run / STATEMENTS[1]).read_text(encoding="utf-8"), held, trained))
 
 
 def _plain(loaded: Loaded, to: Path) -> None:

@@ -23,7 +23,7 @@ from lmdp.app.network import laid_out, shortened, test_accuracy, trainable
 from lmdp.app.parts import parts_of
 from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
-from lmdp.app.runs import AVERAGE, MODEL, Checkpoint, RunFolder, save_model, write_json
+from lmdp.app.runs import Checkpoint, RunFolder, leave, write_json
 from lmdp.app.staged import computed, taken_over
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
@@ -270,7 +270,7 @@ def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: S
             if due or stopping:
                 metrics.append(_row(job, test, clock))
                 _publish(job, folder, metrics, board)
-                bar.to(job.steps, _summary(metrics[-1]))
+                bar.to(job.steps, _summary(metrics[-1], job.config.delta))
             if stopping and job.steps < job.total:
                 raise Interrupted(f"stopped after step {job.steps} of {job.total}; the run can be resumed")
         if not metrics or metrics[-1]["step"] < job.steps:  # the last steps were lost, and there are none left
@@ -280,11 +280,7 @@ def run(job: Job, folder: RunFolder, test: tuple[Inputs, Tensor] | None, show: S
     job.release(spent)
     if job.engine is not None:
         job.engine.detach()
-    if job.average is not None:  # before the model, with which a run is finished
-        with job.average.applied():
-            save_model(folder / AVERAGE, job.model, spent)
-    save_model(folder / MODEL, job.model, spent)
-    write_json(folder / "privacy.json", privacy)
+    leave(folder, privacy, job.model, job.average, spent)
 
 
 def run_through(job: Job, after: Callable[[int], None] = lambda step: None) -> nn.Module:
@@ -370,10 +366,10 @@ def accuracies_of(row: dict[str, Any]) -> str:
     return f"{row['test_accuracy']:.1%}" + ("" if average is None else f" ({average:.1%} with averaged weights)")
 
 
-def _summary(row: dict[str, Any]) -> str:
+def _summary(row: dict[str, Any], delta: float) -> str:
     parts = []
     if row["epsilon"] is not None:
-        parts.append(f"epsilon {row['epsilon']:.2f}")
+        parts.append(f"epsilon {row['epsilon']:.2f} (delta {delta:g})")
     if row["test_accuracy"] is not None:
         parts.append(f"test accuracy {accuracies_of(row)}")
     return ", ".join(parts)
@@ -393,7 +389,7 @@ class Clock:
     def draw(self, bar: Bar, job: Job) -> None:
         begun, text = time.monotonic(), ""
         if begun > self._next and job.engine is not None:
-            text = f"epsilon {job.epsilon():.2f}"
+            text = f"epsilon {job.epsilon():.2f} (delta {job.config.delta:g})"
             done = time.monotonic()
             self._next = done + max(SECONDS_BETWEEN_EPSILONS, (done - begun) / SHARE_OF_EPSILONS)
         bar.to(job.steps, text)

@@ -68,8 +68,8 @@ class EpsilonBound:
     def verdict(self) -> str:
         assumed = "" if self.family == "any" else f", assuming {FAMILIES[self.family]}"
         shown = (
-            f"{self.training}, canary '{self.canary}': epsilon ≥ {self.lower:.3g} ({self.confidence:.0%} "
-            f"confidence{assumed})"
+            f"{self.training}, canary '{self.canary}': epsilon ≥ {self.lower:.3g} (delta {self.delta:g}, "
+            f"{self.confidence:.0%} confidence{assumed})"
         )
         if self.exceeded:
             return f"{shown}, above the claimed {self.claimed:.3g}. The claim does not hold."

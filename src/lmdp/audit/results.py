@@ -14,6 +14,7 @@ from lmdp.data.records import MAY_BE_MISSING, Amount, Count, Share, at_least, de
 from lmdp.membership.leak import By, Leak, Pooling, References, Together, table, without_usual
 from lmdp.membership.metrics import Interval
 from lmdp.report.audit_page import render
+from lmdp.report.values import at_output
 
 FORMAT = 1
 NO_CANARIES = (
@@ -83,7 +84,7 @@ class CanaryLeaks:
         return said
 
     def __str__(self) -> str:
-        rows = table([*_shown(self.layers, self.peak), *([self.reference] if self.reference else [])])
+        rows = table([*_shown(self.layers, self.peak), *([output] if (output := at_output(self)) else [])])
         return "\n".join(["canaries", rows, *([] if self.bound is None else [self.bound.verdict])])
 
 
@@ -114,6 +115,8 @@ class AuditReport:
     references: References = 0
     canaries: CanaryLeaks | None = None
     together: Together = ()
+    sha256: Annotated[str, MAY_BE_MISSING] = ""
+    """Of the file of the model that was attacked, where it was one."""
 
     @property
     def verdict(self) -> str:
@@ -150,7 +153,7 @@ class AuditReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        optional = ("notes", "one_sided", "tpr_limit_at_1pct", "canaries")
+        optional = ("notes", "one_sided", "tpr_limit_at_1pct", "canaries", "sha256")
         content = {k: v for k, v in encoded(self).items() if k not in optional or v not in (None, "", [])}
         if self.canaries is not None and self.canaries.bound is not None:
             content["canaries"]["bound"] = self.canaries.bound.to_dict()
@@ -172,7 +175,7 @@ class AuditReport:
         Path(path).write_text(render(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        answer = [self.reference] if self.reference else []
+        answer = [output] if (output := at_output(self)) else []
         rows = table([*_shown(self.layers, self.peak), *self.together, *self.controls, *answer])
         limit = [] if self.tpr_limit_at_1pct is None else [_permitted(self.tpr_limit_at_1pct)]
         planted = [] if self.canaries is None else ["", str(self.canaries), "", "ordinary examples"]

@@ -12,6 +12,7 @@ scattering fixed wavelet features of images, a linear and a small convolutional 
 encoder    a small transformer for texts
 hub        models of transformers and timm, and adapters of peft
 tuned      encoders to embed: tuned whole, by a head, or in the tangent of a head
+yours      whose an error is: where in code of the user's own it arose
 running    build a model from a seed, run it where it lives, count what it gets right
 """
 

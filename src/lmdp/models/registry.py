@@ -20,6 +20,7 @@ from lmdp.models.resnet import ResNet18
 from lmdp.models.scattering import ScatterCNN, ScatterLinear
 from lmdp.models.tuned import ALL
 from lmdp.models.vgg import VGG16
+from lmdp.models.yours import place, told
 
 Shape = tuple[int, ...]
 Builder = Callable[[Shape, int, Parts], nn.Module]
@@ -195,7 +196,8 @@ def _from_factory(
     try:
         model = factory(**taken)
     except Exception as error:
-        raise ValueError(f"model {name!r} failed when called with {taken}: {error}") from error
+        at = f" ({where})" if (where := place(error)) else ""
+        raise ValueError(f"model {name!r}{at} failed when called with {taken}: {told(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name!r} made a {type(model).__name__}; a factory must return a torch.nn.Module")
     return model
@@ -220,6 +222,9 @@ def _import(name: str) -> object:
         if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
             raise ValueError(f"model names the module {name!r}, which is not in {here} and not installed") from None
         raise ValueError(f"model names the module {name!r}, which needs {error.name!r}, which is missing") from None
+    except Exception as error:
+        at = f" ({where})" if (where := place(error)) else ""
+        raise ValueError(f"your module {name!r}{at} failed when it was imported: {told(error)}") from error
     finally:
         if added:
             sys.path.remove(here)

@@ -22,5 +22,5 @@ def render(report: Audit) -> str:
         *(paragraph(note, "note") for note in report.notes),
         warning(report.warning),
     )
-    parts = leakage([("this model", Style.of_model(0), report)], layers, [])
+    parts = leakage([("this model", Style.of_model(0), report)], layers, [], report.verdict)
     return document("Membership audit", head, section("Leakage by layer", *parts, key="mia"))

@@ -5,7 +5,7 @@ Results of attacks on members are not in it: they are computed on private data, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lmdp.report.files import MAY, MUST_NOT, THE_REST, listed
@@ -13,6 +13,7 @@ from lmdp.report.guarantee import not_covered
 from lmdp.report.release import (
     BY_WHOM,
     NO_PROOF,
+    OF_FILE,
     OTHER_TRAININGS,
     decisions,
     facts,
@@ -21,7 +22,8 @@ from lmdp.report.release import (
     unpromised,
     untried,
 )
-from lmdp.report.values import accuracy, assumed, epsilon, epsilon_text, finite, small
+from lmdp.report.story import REFUTED, refuted
+from lmdp.report.values import accuracy, assumed, bounds_of, epsilon, epsilon_text, finite, is_certified, small
 
 if TYPE_CHECKING:
     from lmdp.report.story import Story, Trained
@@ -44,6 +46,25 @@ def card(story: Story) -> str:
     return "\n".join(parts)
 
 
+def exported(card: str, held: Mapping[str, str], trained: str) -> str:
+    """The card of a run, to go with weights that were made of its own: their SHA-256, and no lists of the run's files.
+
+    `held`: file → SHA-256. `trained`: that of the run's model.
+    """
+    named = [f"- {OF_FILE.format(name)}: {sha}" for name, sha in held.items()]
+    if trained not in held.values():
+        named.append(f"- exported from the trained model.safetensors with SHA-256: {trained}")
+    begin = f"- {OF_FILE.format('model.safetensors')}: "
+    lines: list[str] = []
+    listed_files = False
+    for line in card.splitlines():
+        if line.startswith("## "):
+            listed_files = line in (f"## What {MAY}", f"## What {MUST_NOT}")
+        if not listed_files:
+            lines += named if line.startswith(begin) else [line]
+    return "\n".join(lines) + "\n"
+
+
 def _made(story: Story) -> str:
     with_ = story.versions or (f"lmdp {story.version}" if story.version else "lmdp")
     return f"Written by {_plain(with_)}{f' on {_plain(story.date)}' if story.date else ''}."
@@ -58,7 +79,7 @@ def _model(trained: Trained, story: Story) -> Iterator[str]:
         yield from _assumptions(trained)
         yield from (f"**Several examples of one person.** {_plain(fact.several)}\n" for _ in [1] if fact.several)
     yield from (f"**The model.** {_plain(fact.remark)}\n" for _ in [1] if fact.remark)
-    yield f"**What was tried against it.** {_plain(_attacks(trained))}\n"
+    yield f"**What was tried against it.** {_plain(_attacks(trained, story))}\n"
     yield from (f"**Further models.** {_plain(fact.again)}\n" for _ in [1] if fact.again)
     last = accuracy(trained)
     rows = [*fact.identity, *([("test accuracy (no epsilon covers test examples)", str(last))] if last else [])]
@@ -69,7 +90,7 @@ def _numbers(trained: Trained) -> Iterator[str]:
     privacy = trained.privacy or {}
     spent, delta = epsilon(privacy), finite(privacy.get("delta"))
     yield f"| epsilon | delta | certified |\n|---|---|---|\n| {epsilon_text(spent)} | {small(delta)} | " + (
-        f"yes, {BY_WHOM} |\n" if all(row.holds for row in assumed(privacy)) else "no |\n"
+        f"yes, {BY_WHOM} |\n" if is_certified(privacy) else "no |\n"
     )
 
 
@@ -78,20 +99,27 @@ def _assumptions(trained: Trained) -> Iterator[str]:
     yield "\n".join(["| assumption of the proof | state | how that is known |", "|---|---|---|", *rows]) + "\n"
 
 
-def _attacks(trained: Trained) -> str:
-    """Which attacks there were, on whom, and on whom not, without what they found."""
+def _attacks(trained: Trained, story: Story) -> str:
+    """Which attacks there were, on whom, and on whom not, without what they found; but that a claim is refuted."""
     audit = trained.audit
+    elsewhere = bounds_of(trained, story.bounds)
+    others = (
+        "; and canaries in other trainings of the same settings, which bound epsilon from below" if elsewhere else ""
+    )
+    broken = f" {REFUTED[:1].upper()}{REFUTED[1:]}." if refuted(trained, story.bounds) else ""
     if audit is None:
-        return f"Nothing: it was not attacked. {untried(trained)}"
+        return f"This model was not attacked{others}.{broken}" if others else (
+            f"Nothing: it was not attacked. {untried(trained)}"
+        )  # fmt: skip
     told = (
         f"Membership attacks on {len(audit.layers)} layers, {audit.members} members against {audit.nonmembers} others"
     )
     if audit.canaries is None:
-        told += f". {untried(trained)}"
+        told += f"{others}." if others else f". {untried(trained)}"
     else:
         count = audit.canaries.inside + audit.canaries.outside
         told += f", and on {count} planted canaries, which stand for the most vulnerable examples."
-    return f"{told} Results are computed on private examples and stay in report.html. {NO_PROOF}"
+    return f"{told} Results are computed on private examples and stay in report.html.{broken} {NO_PROOF}"
 
 
 def _gaps(story: Story) -> Iterator[str]:

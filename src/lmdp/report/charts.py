@@ -25,6 +25,7 @@ from lmdp.report.values import (
     peak_leak,
     share,
     shown_names,
+    small,
     weights_over_steps,
 )
 
@@ -136,20 +137,22 @@ def epsilon_over_steps(story: Story) -> Chart | None:
 
     def dots(trained: Trained) -> Iterable[Dot]:
         if trained.privacy is not None:
+            delta = small(finite(trained.privacy.get("delta")))
             for step, value in over_steps(trained, "epsilon"):
-                yield Dot(step, value, None, f"{trained.name}, step {step:g}: epsilon {value:.3g}")
+                yield Dot(step, value, None, f"{trained.name}, step {step:g}: epsilon {value:.3g} (delta {delta})")
 
     drawn = _merged(_lines(story, dots))
     if not drawn:
         return None
     top = max(dot.y for line in drawn for dot in line.dots)
+    deltas = dict.fromkeys(small(finite(t.privacy.get("delta"))) for t in story.trained if t.privacy is not None)
     return lambda sheet: lines(
         sheet,
         drawn,
         (0.0, max(1.08 * top, 1e-3)),
         title="Epsilon over steps",
         description="The privacy budget each model has spent after each step.",
-        axis="epsilon spent",
+        axis=f"epsilon spent (delta {', '.join(deltas)})",
     )
 
 

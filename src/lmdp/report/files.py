@@ -29,6 +29,13 @@ FILES: Mapping[str, tuple[str, str]] = {
 """What a run leaves behind, by the beginning of its name: whether it may leave the house, and why."""
 WITH_THE_REPORT = ("privacy-card.md", "report.html", "figures/")
 """Written together with the list, so that they are not there yet when it is made."""
+UNATTACKED = {
+    "report.html": "without an audit, as now; look at it first: it holds the settings, with paths of your machine",
+    "figures/": "without an audit, as now: the same, drawn",
+}
+"""What holds no results of attacks before there are any."""
+ATTACKED = ("audit", "epsilon.json", "results.json")
+"""How files begin that tell of attacks."""
 OFTEN_MOVED = ("checkpoints/", "private/")
 """Made by every run, and kept elsewhere or deleted by some."""
 THE_REST = "any other file: not judged here; treat it as private"
@@ -42,6 +49,9 @@ def listed(word: str, there: Collection[str] | None) -> list[tuple[str, str]]:
     rows = ((name, why) for name, (which, why) in FILES.items() if which == word)
     if there is None:
         return list(rows)
+    if not any(one.startswith(ATTACKED) for one in there):
+        rows = ((name, UNATTACKED.get(name, why)) for name, (which, why) in FILES.items()
+                if (MAY if name in UNATTACKED else which) == word)  # fmt: skip
     present = {name for name in FILES if name in WITH_THE_REPORT or any(one.startswith(name) for one in there)}
     named = ((name, why) for name, why in rows if name in present or name in OFTEN_MOVED)
     return [(name, why if name in present else f"if kept: {why}") for name, why in named]

@@ -34,7 +34,7 @@ FIELDS = {
     "sensitivity": "sensitivity",
     "clip_norm": "clip norm",
     "method": "method",
-    "weight_source": "weights from",
+    "weight_source": "layer weights",
     "noise_source": "noise from",
     "accountant": "accountant",
 }

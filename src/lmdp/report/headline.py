@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmdp.report.drawn import Vulnerable
+from lmdp.report.story import refuted
 from lmdp.report.tables import tpr_limit
-from lmdp.report.values import LITTLE, epsilon, found_in_output, is_certified, percent
+from lmdp.report.values import LITTLE, bounds_of, epsilon, found_in_output, is_certified, percent
 
 if TYPE_CHECKING:
     from lmdp.report.drawn import Audit
@@ -19,19 +20,18 @@ def headline(story: Story) -> str:
     """Who gives members away and who does not, as far as was measured, and under which promise; "" of no models."""
     if not story.trained:
         return ""
-    refuted = [t for t in story.trained if t.audit and (c := t.audit.canaries) and c.bound and c.bound.exceeded]
-    if refuted:
-        return f"The epsilon that is claimed for {_names(refuted)} is refuted by an attack: do not release it."
+    broken = [t for t in story.trained if refuted(t, story.bounds)]
+    if broken:
+        return f"The epsilon that is claimed for {_names(broken)} is refuted by an attack: do not release it."
     audited = [t for t in story.trained if t.audit is not None]
     if not audited:
-        return (
-            f"{_promised(story.trained)} What {'it' if len(story.trained) == 1 else 'they'} give away was not measured."
-        )
+        gave = "it gives" if len(story.trained) == 1 else "they give"
+        return f"{_promised(story.trained)} What {gave} away was not measured."
     if any(control.fires for t in audited if t.audit for control in t.audit.controls):
         return (
             f"{_promised(story.trained)} Members and others differ before any training: the audit cannot tell a leak."
         )
-    return f"{_promised(story.trained)} {_measured(audited)}".strip()
+    return f"{_promised(story.trained)} {_measured(audited, story)}".strip()
 
 
 def _promised(trained: Sequence[Trained]) -> str:
@@ -54,9 +54,11 @@ def _promised(trained: Sequence[Trained]) -> str:
     return f"{bounded[0].upper()}{bounded[1:]}: this holds against any attack, and is certified by this program."
 
 
-def _measured(audited: Sequence[Trained]) -> str:
+def _measured(audited: Sequence[Trained], story: Story) -> str:
     sides = [(t, side) for t in audited if t.audit is not None and (side := Vulnerable.of(t.audit)) is not None]
-    who = "the most vulnerable examples" if sides else "ordinary examples, the only ones tried,"
+    elsewhere = any(bounds_of(t, story.bounds) for t in audited)  # canaries in other trainings of the same settings
+    only = "ordinary examples" if elsewhere else "ordinary examples, the only ones tried,"
+    who = "the most vulnerable examples" if sides else only
     seen: list[tuple[Trained, Audit]] = [*sides] or [(t, t.audit) for t in audited if t.audit is not None]
     told_by = [(t, audit.peak.interval[0] > 0.5 or found_in_output(audit)) for t, audit in seen]
     open_, quiet = ([t for t, leaks in told_by if leaks is wanted] for wanted in (True, False))

@@ -13,7 +13,7 @@ from lmdp.report.glossary import glossary
 from lmdp.report.guarantee import guarantees
 from lmdp.report.headline import headline
 from lmdp.report.html import HALF, chart, document, folded, named, pairs, paragraph, section, warning
-from lmdp.report.release import box
+from lmdp.report.release import NO_PROOF, box
 from lmdp.report.svg import Style, el, text
 from lmdp.report.values import accuracy, peak, percent, small
 from lmdp.report.verdict import verdict
@@ -91,18 +91,23 @@ def _leaks(story: Story) -> str:
         return (
             section("Leakage by layer", paragraph("No model was audited.", "note"), key="mia") if story.trained else ""
         )
-    told = paragraph(verdict(story), "detail")
-    return section("Leakage by layer", told, *leakage(models, story.layers, charts.limits(story)), key="mia")
+    told = verdict(story)
+    drawn = leakage(models, story.layers, charts.limits(story), told)
+    return section("Leakage by layer", paragraph(told, "detail"), *drawn, key="mia")
 
 
-def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit]) -> list[str]:
-    """What attacks on every layer find: canaries first, where there are any, then ordinary examples."""
+def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit], told: str) -> list[str]:
+    """What attacks on every layer find: canaries first, where there are any, then ordinary examples.
+
+    What the page has `told` before is not said again.
+    """
+    proof = "An audit" if NO_PROOF in told else f"{NO_PROOF.removesuffix('.')}: it"
     planted = charts.most_vulnerable(models)
     parts = [
         paragraph(
             "How well the best of several attacks tells members of the training data from others, by what it sees of "
-            "each layer. Every example is scored by an adversary that never saw it. An audit that finds nothing is no "
-            "proof: it bounds these attacks on these examples, epsilon bounds all."
+            f"each layer. Every example is scored by an adversary that never saw it. {proof} bounds these attacks on "
+            "these examples, epsilon bounds all."
         )
     ]
     if planted:
@@ -118,7 +123,8 @@ def leakage(models: list[Audited], layers: tuple[str, ...], limits: list[Limit])
             "Only ordinary examples were tried. An average example hardly leaks, whatever the model; what the most "
             "vulnerable give away was not measured. Plant canaries: lmdp train --canaries 500."
         )
-        parts.append(paragraph(about, "note"))
+        said = "Only ordinary examples were tried" in told
+        parts.append(paragraph("An average example hardly leaks, whatever the model." if said else about, "note"))
     return [*parts, *_attacked(models, layers, limits, "mia")]
 
 
@@ -135,7 +141,8 @@ def _attacked(models: list[Audited], layers: tuple[str, ...], limits: list[Limit
         if controls:
             caption += (
                 ", and the controls (raw input, untrained network). What a control finds is a difference between the "
-                "groups, not a leak"
+                "groups, not a leak; it counts where its AUC lies 3.29 standard errors above 0.5, as by luck in one of "
+                "two thousand"
             )
         parts.append(chart(by_layer, key, f"{caption}."))
     curves = charts.roc_at_peak(models, limits)
@@ -219,7 +226,7 @@ def _table(story: Story) -> str:
         "The intervals of the peak and of the output are corrected for having looked at every layer. TPR, FPR: true, "
         "false positive rate. No attack exceeds the limit if the epsilon holds. Where the exact mechanism of the "
         "training is known (noise, sampling rate, steps), the limit is taken from it: epsilon and delta alone would "
-        "allow more."
+        "allow more. In percent, above, it is rounded up."
     )
     return section("Numbers", tables.models(story), paragraph(note, "note after"), key="numbers")
 

@@ -7,7 +7,7 @@ to sign.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from lmdp.report.drawn import Vulnerable
 from lmdp.report.files import MAY, MUST_NOT, THE_REST, listed
 from lmdp.report.html import listing, named, pairs, paragraph, section
 from lmdp.report.roc import of_several
+from lmdp.report.story import REFUTED, refuted
 from lmdp.report.svg import Style, el, text
 from lmdp.report.tables import limit_of, tpr_limit
 from lmdp.report.values import (
@@ -22,6 +23,7 @@ from lmdp.report.values import (
     Estimate,
     assumed,
     at_output,
+    bounds_of,
     epsilon,
     epsilon_text,
     finite,
@@ -60,6 +62,12 @@ OTHER_TRAININGS = (
     "Other trainings on the same data, also discarded and tuning ones, are not known to this run: ask for them and add "
     "up."
 )
+OF_FILE = "SHA-256 of {}"
+NOT_RECORDED = (
+    "which weights it speaks of was not recorded when training finished (an earlier version does not): nothing tells "
+    "whether they are those of this file"
+)
+MADE = {"trained": "trained on (date)", "versions": "trained by"}
 SEVERAL = (2, 5, 10)
 """How many examples of one person the promise is told for."""
 PER_PERSON = (
@@ -88,21 +96,31 @@ def facts(trained: Trained, story: Story) -> Facts:
     privacy = trained.privacy
     if privacy is None:
         none = "Nothing is promised: it was trained without differential privacy, and may hold its data by heart."
-        return Facts(trained.name, False, False, none, "not private", (), tuple(tried(trained)), "", _identity(trained))
-    rows = assumed(privacy)
-    good = is_certified(privacy)
-    doubts = tuple(f"{row.sentence}: {row.how}" for row in rows if not row.holds)
-    standing = (
-        f"Certified {BY_WHOM}: all {len(rows)} assumptions of the proof were looked at while it trained, and held. "
-        "They are listed under Privacy."
-        if good
-        else f"NOT certified: of {len(rows)} assumptions of the proof {len(doubts) or 'some'} could not be relied on."
-    )
-    again = _again(privacy)
-    identity = _identity(trained)
-    told, said = tuple(tried(trained)), promise(trained)
+        identity, seen = _identity(trained), tuple(tried(trained))
+        return Facts(trained.name, False, False, none, "not private", (), seen, "", identity, trained.remark)
+    good, doubts = is_certified(privacy), [row for row in assumed(privacy) if not row.holds]
+    reasons = tuple(f"{row.sentence}: {row.how}" for row in doubts)
+    standing, told = _how_far(trained, story, len(doubts)), tuple(tried(trained, story.bounds))
+    again, identity, said = _again(privacy), _identity(trained), promise(trained)
     return Facts(
-        trained.name, True, good, said, standing, doubts, told, again, identity, trained.remark, several(trained)
+        trained.name, True, good, said, standing, reasons, told, again, identity, trained.remark, several(trained)
+    )
+
+
+def _how_far(trained: Trained, story: Story, doubts: int) -> str:
+    """How far a promise can be relied on."""
+    privacy = trained.privacy or {}
+    if refuted(trained, story.bounds):
+        return f"REFUTED: {REFUTED}. Do not release it."
+    rows = len(assumed(privacy))
+    if is_certified(privacy):
+        return (
+            f"Certified {BY_WHOM}: all {rows} assumptions of the proof were looked at while it trained, and held. "
+            "They are listed under Privacy."
+        )
+    return (
+        f"NOT certified: of {rows} assumptions of the proof {doubts or 'some'} could not be relied on. All of them are "
+        "listed under Privacy."
     )
 
 
@@ -144,7 +162,7 @@ def several(trained: Trained) -> str:
     rates = trained.several or {k: of_several(alone.tpr, k) for k in SEVERAL}
     told = ", ".join(f"at most {percent(rate)} of those with {k} examples" for k, rate in rates.items())
     claimed = "" if is_certified(trained.privacy or {}) else "Claimed, not certified: "
-    none = " 100 % is no limit." if any(percent(rate) == "100 %" for rate in rates.values()) else ""
+    none = " 100 % is no limit." if any(percent(rate) == percent(1.0) for rate in rates.values()) else ""
     return (
         f"{claimed}Whoever is in the data with several examples is promised less: at 1 % false alarms {told} can be "
         f"recognised.{none} {PER_PERSON}"
@@ -162,18 +180,21 @@ def unit(story: Story) -> str:
     return " ".join(UNIT if name == "example" else OTHER_UNIT.format(unit=name) for name in units) or UNIT
 
 
-def tried(trained: Trained) -> list[str]:
-    """What attacks found, and that finding nothing is no proof."""
+def tried(trained: Trained, bounds: Sequence[Bound] = ()) -> list[str]:
+    """What attacks found, and that finding nothing is no proof. `bounds`: by attacks on epsilon, of any model."""
+    shown = bounds_of(trained, bounds)
     if trained.audit is None:
-        return ["Nothing: it was not attacked. lmdp audit does that."]
+        alone = ["This model was not attacked."] if shown else ["Nothing: it was not attacked. lmdp audit does that."]
+        return [*alone, *map(_elsewhere, shown), *([NO_PROOF] if shown else [])]
     said = []
     side = Vulnerable.of(trained.audit)
-    if side is None:
-        said.append(untried(trained))
-    else:
+    mine = None if trained.audit.canaries is None else trained.audit.canaries.bound
+    if side is not None:
         said.append(f"The most vulnerable, {side.members + side.nonmembers} canaries: {_seen(side)}.")
-    if trained.audit.canaries is not None and trained.audit.canaries.bound is not None:
-        said.append(_bounded(trained.audit.canaries.bound))
+    elif not shown:
+        said.append(untried(trained))
+    said += [f"With {b.confidence:.0%} confidence they show {_bounded(b)}." for b in shown if b is mine]
+    said += [_elsewhere(bound) for bound in shown if bound is not mine]
     count = f"{trained.audit.members} members against {trained.audit.nonmembers} others"
     said.append(f"Ordinary examples, {count}: {_seen(trained.audit)}.")
     return [*said, NO_PROOF]
@@ -202,11 +223,19 @@ def _seen(audit: Audit) -> str:
     return f"{told}, {also} (AUC {Estimate(output.auc, output.interval)})"
 
 
+def _elsewhere(bound: Bound) -> str:
+    """Of canaries in trainings that were made for it, and not in the model itself."""
+    return (
+        f"The most vulnerable, in other trainings of the same settings (canary '{bound.canary}'): they show "
+        f"{_bounded(bound)}, with {bound.confidence:.0%} confidence."
+    )
+
+
 def _bounded(bound: Bound) -> str:
     against = "; that refutes the claim" if bound.exceeded else ""
     at_least = f"at least {bound.lower:.2g}" if bound.lower > 0 else "0 or more, which is nothing"
-    claim = f" ({epsilon_text(bound.claimed)} is claimed)" if math.isfinite(bound.claimed) else ""
-    return f"With {bound.confidence:.0%} confidence they show an epsilon of {at_least}{claim}{against}."
+    claim = f"; {epsilon_text(bound.claimed)} is claimed" if math.isfinite(bound.claimed) else ""
+    return f"an epsilon of {at_least} (delta {small(bound.delta)}{claim}){against}"
 
 
 def _again(privacy: Mapping[str, Any]) -> str:
@@ -224,7 +253,9 @@ def _again(privacy: Mapping[str, Any]) -> str:
 def _identity(trained: Trained) -> tuple[tuple[str, str], ...]:
     entries = []
     if trained.sha256:
-        entries.append(("SHA-256 of model.safetensors", trained.sha256))
+        entries.append((OF_FILE.format("model.safetensors"), trained.sha256))
+        if trained.privacy is not None and "sha256" not in trained.privacy:
+            entries.append(("its statement", NOT_RECORDED))
     rate, batch = (finite((trained.privacy or {}).get(key)) for key in ("sample_rate", "expected_batch_size"))
     if rate and batch and rate > 0:
         among = f", with those of {planted(trained)} planted canaries that are in" if planted(trained) else ""
@@ -232,6 +263,7 @@ def _identity(trained: Trained) -> tuple[tuple[str, str], ...]:
     steps = finite((trained.privacy or {}).get("steps"))
     if steps is not None:
         entries.append(("steps", f"{steps:g}"))
+    entries += [(name, trained.provenance[key]) for key, name in MADE.items() if key in trained.provenance]
     return tuple(entries)
 
 
@@ -279,7 +311,9 @@ def _card(fact: Facts, style: Style) -> str:
     mark = "" if not fact.private else el("span", "certified" if fact.certified else "NOT certified",
                                          class_=f"badge {'good' if fact.certified else 'bad'}")  # fmt: skip
     entries = (
-        [("how far it can be relied on", text(fact.standing) + listing(list(fact.reasons)))] if fact.private else []
+        [("how far it can be relied on", _standing(fact.standing) + listing(list(fact.reasons)))]
+        if fact.private
+        else []
     )
     entries += [("several examples of one person", text(fact.several))] if fact.several else []
     entries += [("the model", el("strong", text(fact.remark), class_="bad"))] if fact.remark else []
@@ -288,6 +322,12 @@ def _card(fact: Facts, style: Style) -> str:
     entries += [(name, el("code", text(value))) for name, value in fact.identity]
     head = el("h3", named(fact.name, style), mark)
     return el("article", head, el("p", text(fact.promise), class_="promise"), pairs(entries), class_="card")
+
+
+def _standing(said: str) -> str:
+    """With a way to the table of assumptions."""
+    before, named_there, after = said.partition("under Privacy")
+    return text(before) + (el("a", text(named_there), href="#privacy-h") if named_there else "") + text(after)
 
 
 def _files(word: str, story: Story) -> list[str]:

@@ -11,7 +11,7 @@ from lmdp.membership.metrics import around
 
 if TYPE_CHECKING:
     from lmdp.membership.leak import Leak
-    from lmdp.report.drawn import Audit
+    from lmdp.report.drawn import Audit, Bound, CanaryLeaks
     from lmdp.report.story import Trained
 
 CERTIFIED, CLAIMED = "certified", "claimed, NOT certified"
@@ -99,7 +99,7 @@ def epsilon_text(value: float | None) -> str:
 def percent(share: float) -> str:
     """Rounded up: a promise may not become smaller by being told."""
     rounded = math.ceil(1000 * share - 1e-9) / 10
-    return f"{rounded:.1f} %" if rounded < 10 else f"{math.ceil(rounded)} %"
+    return f"{rounded:.1f}\u00a0%" if rounded < 10 else f"{math.ceil(rounded)}\u00a0%"
 
 
 def small(value: float | None) -> str:
@@ -134,6 +134,16 @@ def assumed(privacy: Mapping[str, Any]) -> list[Assumed]:
     if not rows:
         return [Assumed("what the proof assumes", NOT_ESTABLISHED, UNJUDGED)]
     return [Assumed(str(a), str(state) if state in STATES else NOT_ESTABLISHED, str(how)) for a, state, how in rows]
+
+
+def bounds_of(trained: Trained, bounds: Iterable[Bound]) -> list[Bound]:
+    """What attacks show of a private model's epsilon: by canaries in it, and in trainings of the same method."""
+    if trained.privacy is None:
+        return []
+    planted = None if trained.audit is None else trained.audit.canaries
+    mine = [] if planted is None or planted.bound is None else [planted.bound]
+    alike = (bound for bound in bounds if bound.training.partition(",")[0] == trained.method)
+    return [*mine, *(bound for bound in alike if bound not in mine)]
 
 
 def is_certified(privacy: Mapping[str, Any]) -> bool:
@@ -177,7 +187,7 @@ def at_peak(leak: Leak, audit: Audit) -> Leak:
     return replace(leak, interval=audit.peak.interval) if leak.name == audit.peak.name else leak
 
 
-def at_output(audit: Audit) -> Leak | None:
+def at_output(audit: Audit | CanaryLeaks) -> Leak | None:
     """The model's own output, which its users see, with an interval that allows for having looked at all layers."""
     if (leak := audit.reference) is None:
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmdp.methods import METHODS
 from lmdp.report.drawn import Vulnerable
-from lmdp.report.values import Estimate, accuracy, epsilon, epsilon_text, finite, is_certified, peak
+from lmdp.report.values import Estimate, accuracy, epsilon, epsilon_text, finite, is_certified, peak, small
 
 if TYPE_CHECKING:
     from lmdp.report.drawn import Audit, Bound
@@ -27,6 +27,16 @@ def verdict(story: Story) -> str:
 
     Canaries stand for the most vulnerable examples. An attack on the others that fails says little of those.
     """
+    return " ".join([*_refuting(story), _found(story)])
+
+
+def _refuting(story: Story) -> list[str]:
+    """Bounds above a claim, before all else; those by canaries in a run itself are told with what they give away."""
+    told = [_bound(trained) for trained in story.trained if trained.audit is not None]
+    return [bound.verdict for bound in story.bounds if bound.exceeded and bound not in told]
+
+
+def _found(story: Story) -> str:
     audited = [trained for trained in story.trained if trained.audit is not None]
     if len(audited) == 1:
         alone = f"{audited[0].name}: {_audit(audited[0]).verdict}"
@@ -135,7 +145,9 @@ def _against(lm: Trained, plain: Trained) -> str:
         both = f"the differences between {lm.name} and {plain.name}, in leakage and in test accuracy,"
         clauses = [f"{both} lie within the intervals"]
     claim = "" if _certified(lm) and _certified(plain) else " (claimed, NOT certified)"
-    return f"at the same epsilon of {epsilon_text(epsilon(plain.privacy))}{claim}, {' and '.join(clauses)}"
+    delta = small(finite((plain.privacy or {}).get("delta")))
+    spent = f"{epsilon_text(epsilon(plain.privacy))} (delta {delta})"
+    return f"at the same epsilon of {spent}{claim}, {' and '.join(clauses)}"
 
 
 def _leak_against(lm: Trained, plain: Trained) -> list[str]:

@@ -2,6 +2,7 @@
 
 folder       a run folder: claimed by one process, checked, published to, continued from
 checkpoint   checkpoints and models as safetensors
+finished     weights and the statement that names them, bound together
 card         how the model of a run is used, without its data
 members      which examples a run was trained on, as keyed digests
 canaries     which canaries were in its training, as keyed digests
@@ -12,6 +13,7 @@ from lmdp.app.runs.canaries import Coins
 from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options, found_elsewhere
 from lmdp.app.runs.checkpoint import Checkpoint, add_spent, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
+from lmdp.app.runs.finished import SHA, digest, foreign, leave, privacy_of, statement_of, versions
 from lmdp.app.runs.folder import AVERAGE, MODEL, RunFolder
 from lmdp.app.runs.members import Changes, Members
 
@@ -21,6 +23,7 @@ __all__ = [
     "MODEL",
     "NETWORK",
     "NUMBERS",
+    "SHA",
     "TEXTS",
     "TOKENIZER",
     "Card",
@@ -31,11 +34,17 @@ __all__ = [
     "Options",
     "RunFolder",
     "add_spent",
+    "digest",
+    "foreign",
     "found_elsewhere",
+    "leave",
     "load_model",
+    "privacy_of",
     "read_weights",
     "save_model",
     "spent_for",
+    "statement_of",
+    "versions",
     "write",
     "write_json",
 ]

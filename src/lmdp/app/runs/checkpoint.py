@@ -128,11 +128,16 @@ def _digest(tensors: Mapping[str, Tensor], rest: str) -> str:
     return digest.hexdigest()
 
 
-def save_model(path: Path, model: torch.nn.Module, spent: Sequence[Spending] = ()) -> None:
+def packed(model: torch.nn.Module, spent: Sequence[Spending] = ()) -> bytes:
     """The weights, and in the header what was spent for them."""
     from safetensors.torch import save
 
-    write(path, save(_copied(model.state_dict()), metadata=metadata(spent) or None))
+    return save(_copied(model.state_dict()), metadata=metadata(spent) or None)
+
+
+def save_model(path: Path, model: torch.nn.Module, spent: Sequence[Spending] = ()) -> None:
+    """In a file of their own."""
+    write(path, packed(model, spent))
 
 
 def spent_for(path: Path) -> tuple[Spending, ...]:
