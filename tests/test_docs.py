@@ -117,6 +117,29 @@ def test_the_reference_has_every_class_and_function_that_a_page_names(page: Path
             assert any(thing is each for each in listed), name
 
 
+def test_figures_of_methods_are_those_of_the_reproduction() -> None:
+    """Test accuracy and AUC of canaries in one table, beside the label of each method in the other."""
+    labels = {
+        "dpsgd": "DP-SGD",
+        "autos": "Auto-S",
+        "psac": "DP-PSAC",
+        "lm": "LM-DP-SGD (private)",
+        "lm-optimal": "LM-DP-SGD, bias-optimal (public)",
+    }
+    measured = (ROOT / "docs" / "reproduction.md").read_text()
+    given = re.findall(
+        r"^\| `([\w-]+)` \|.*?\| (0[\d.]+ ± [\d.]+), ([\d.]+ ± [\d.]+)",
+        (ROOT / "docs" / "methods.md").read_text(),
+        re.M,
+    )
+    assert {name for name, *_ in given} == set(labels)
+    for name, accuracy, auc in given:
+        (row,) = re.findall(
+            rf"^\| {re.escape(labels[name])} \|(?:[^|]*\|){{4}} ([^|]*) \| ([^|]*) \|.*\|$", measured, re.M
+        )[:1]
+        assert row == (auc, accuracy)
+
+
 def test_aligned_arguments_of_docstrings_become_lists_of_the_reference() -> None:
     pytest.importorskip("griffe")  # of the extra docs
     listed = runpy.run_path(str(ROOT / "docs" / "argument_lists.py"))["listed"]
