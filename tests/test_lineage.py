@@ -64,6 +64,9 @@ def test_released_weights_are_recognised_under_any_name_and_in_any_type() -> Non
     assert earlier(weights(seed=1)) == ()
     shortened = [tensor.to(one).to(other) for one, other in permutations((torch.half, torch.bfloat16))]
     assert all(earlier({"": each.float()}) == (spending(),) for each in shortened)
+    faint = 1e-6 * tensor  # in half precision such numbers lose digits
+    record({"": faint}, [spending()])
+    assert earlier({"": faint.to(torch.bfloat16).to(torch.half).float()}) == (spending(),)
     assert earlier({"weight": tensor + 1e-6}) == ()
 
 

@@ -12,6 +12,7 @@ stated in units. What a dataset here draws at random for a unit follows from tha
 from __future__ import annotations
 
 import secrets
+import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -265,12 +266,18 @@ def _name(row: int, user: Any) -> Hashable:
         user = user.item()
     parts = user if type(user) is tuple and user else (user,)
     if all(type(part) in NAMED for part in parts):
-        return user  # type: ignore[no-any-return]
+        alike = tuple(spelt_alike(part) if isinstance(part, str) else part for part in parts)
+        return alike if type(user) is tuple else alike[0]
     raise TypeError(
         f"row {row} has the user {user!r} ({type(user).__name__}); a user is named by text, bytes or a whole number "
         "(or a tuple of these), the same for all rows of one person. Rows of nobody known (None, NaN) may be one "
         "person's: leave them out, or name whose they are. Write names of other kinds as text or whole numbers."
     )
+
+
+def spelt_alike(name: str) -> str:
+    """Without space around it, and letters with marks in one of the ways in which Unicode can write them."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def _kind(name: Any) -> Any:

@@ -157,7 +157,10 @@ def test_a_run_is_audited_embedded_exported_and_served(
         mine = model.embed(**loaded.preprocess(some)).numpy()
     np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-5)
     merged(model)
-    assert privacy(Path("served")) == privacy(Path("run"))
+    stated, trained = privacy(Path("served")), privacy(Path("run"))
+    assert stated["made_of"] == trained["sha256"]["model.safetensors"]
+    of_places = {"account": None, "sha256": None, "made_of": None}  # whose sentences name files by their last part
+    assert stated | of_places == trained | of_places
     assert cli.main(["export", "run", "--to", "plain", "--form", "safetensors", "--quiet"]) == 0
     np.testing.assert_array_equal(lmdp.load("plain").embed(some), lmdp.load("run").embed(some))
 

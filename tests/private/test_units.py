@@ -371,6 +371,13 @@ def test_users_of_whom_nobody_can_tell_whether_they_are_the_same_are_refused(kin
         lmdp.PerUser(images(), users, rows=2)
 
 
+def test_names_that_look_alike_are_one_person() -> None:
+    """A letter with its mark can be written as one sign or as two, and a space at the end is not seen."""
+    users = ["Zo\u00eb", "Zoe\u0308", " Zo\u00eb ", *["Max"] * (N - 3)]
+    assert len(lmdp.PerUser(images(), users, rows=2)) == 2
+    assert len(lmdp.PerUser(images(), [(name, 1) for name in users], rows=2)) == 2
+
+
 def unchanged(rows: Tensor, uniforms: Tensor) -> Tensor:
     return rows
 

@@ -119,8 +119,30 @@ def test_the_union_of_all_shares_is_the_draw_of_one_process(seed: int, draw: int
 
     shares = [drawn(rank, size) for rank in range(size)]
     assert torch.cat(shares).sort().values.tolist() == drawn(0, 1).tolist()
-    sizes = [len(share) for share in shares]
-    assert max(sizes) - min(sizes) <= 1
+
+
+@given(seed=st.integers(0, 2**32), one=st.integers(0, 56), size=st.integers(2, 8), rate=st.floats(0.01, 1.0))
+def test_one_example_less_moves_no_other_one_to_another_process(seed: int, one: int, size: int, rate: float) -> None:
+    """Processes may differ in their loss: whoever changed places would move the sum too."""
+    drawn = torch.arange(57) != one
+
+    def shares(without: bool) -> list[list[int]]:
+        def uniforms(draw: int, n: int) -> Tensor:
+            numbers = Seeded(seed).uniforms(draw, n)
+            return torch.where(drawn, numbers, 1.0) if without else numbers
+
+        each = [Population(rate, 57, Place(rank, size)).uniforms(uniforms)(0, 57) < rate for rank in range(size)]
+        return [(mine & drawn).nonzero().squeeze(1).tolist() for mine in each]
+
+    assert shares(without=True) == shares(without=False)
+
+
+def test_processes_have_about_as_many_examples_each() -> None:
+    sizes = []
+    for rank in range(4):
+        numbers = Population(0.5, 10_000, Place(rank, 4)).uniforms(Seeded(1).uniforms)(0, 10_000)
+        sizes.append(int((numbers < 0.5).sum()))
+    assert all(abs(size - 1250) < 5 * 1250**0.5 for size in sizes)
 
 
 def test_bits_of_one_key_differ_by_draw_by_rank_and_from_the_noise() -> None:

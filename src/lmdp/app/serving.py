@@ -47,7 +47,7 @@ from lmdp.data.request import parse
 from lmdp.data.texts import IDS, MASK
 from lmdp.data.tokens import BUILT_IN, tokenizer_for
 from lmdp.layers import LayerMap
-from lmdp.lineage import append, digests, earlier
+from lmdp.lineage import Spending, append, digests, earlier
 from lmdp.membership.served import embed
 from lmdp.models import Inputs, Probe, build, encoder_of, fresh, merged, module_folder
 from lmdp.models.hub import without_its_words
@@ -149,8 +149,16 @@ def load(path: str | Path, *, average: bool = False) -> Loaded:
     load_model(folder / weights, model)
     if stranger := foreign(folder):
         warnings.warn(f"{folder.path}: {stranger}. Its statement is not certified", NotCertifiedWarning, stacklevel=2)
+    _remember(model, spent_for(folder / weights))
     kept = card.classes, card.layers, card.by
     return Loaded(model.eval(), statement_of(folder), Preprocess(card), *kept, folder.path, weights)
+
+
+def _remember(model: nn.Module, spent: Sequence[Spending]) -> None:
+    """Where the weights come from another machine: whoever trains on from them begins after what they cost."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if spent and not earlier(trained):
+        append(set(digests(trained, casts=True)), spent)
 
 
 def _refuse_others(folder: RunFolder) -> None:
@@ -227,7 +235,8 @@ def export(path: str | Path, to: Path, form: str | None = None, *, average: bool
     for the weights stands in their header, and merged ones are noted with it on this machine. Refused where the weights
     are not those that the statement speaks of.
     """
-    if RunFolder(path).finished and (stranger := foreign(RunFolder(path))):
+    _refuse_others(RunFolder(path))
+    if stranger := foreign(RunFolder(path)):
         raise ValueError(f"{path}: {stranger}. An export would carry a statement that is not of its weights.")
     loaded = load(path, average=average)
     encoder = encoder_of(loaded.model)

@@ -23,7 +23,7 @@ from lmdp.app.network import laid_out, shortened, test_accuracy, trainable
 from lmdp.app.parts import parts_of
 from lmdp.app.planning import number_of_steps, suited
 from lmdp.app.progress import Bar, Interrupted, Show, stop_asked, stop_signals
-from lmdp.app.runs import Checkpoint, RunFolder, leave, write_json
+from lmdp.app.runs import Checkpoint, RunFolder, leave, unfinished, write_json
 from lmdp.app.staged import computed, taken_over
 from lmdp.app.tensorboard import Board
 from lmdp.averages import WeightAverage
@@ -299,7 +299,7 @@ def _restored(job: Job, folder: RunFolder, show: Show) -> list[dict[str, Any]]:
     checkpoint = folder.latest(show.say, noted=None if repeats else steps_noted(job.account.lineage.run))
     job.group.same(checkpoint)
     if checkpoint is None:
-        write_json(folder / "privacy.json", job.told()[0])
+        write_json(folder / "privacy.json", unfinished(job.told()[0]))
         folder.publish(job.checkpoint([]), job.config.keep_checkpoints)
         return []
     job.restore(checkpoint)
@@ -354,7 +354,7 @@ def _average_accuracy(model: nn.Module, average: WeightAverage, test: tuple[Inpu
 def _publish(job: Job, folder: RunFolder, metrics: list[dict[str, Any]], board: Board) -> None:
     """The statement first: what is spent is on record before anything that it paid for can be seen."""
     privacy, spent = job.told()
-    write_json(folder / "privacy.json", privacy)
+    write_json(folder / "privacy.json", unfinished(privacy))
     job.release(spent)
     folder.publish(job.checkpoint(metrics), job.config.keep_checkpoints)
     board.add(metrics[-1])

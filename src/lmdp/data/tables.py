@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +172,7 @@ def _user(fields: dict[str, Any], where: str, column: str | None) -> str:
         raise ValueError(
             f"{where}: the user is {user!r}; it must be a name or a number. A row of nobody protects nobody."
         )
-    return str(user).strip()
+    return unicodedata.normalize("NFC", str(user)).strip()
 
 
 def _field(fields: dict[str, Any], column: str, what: str, where: str) -> Any:

@@ -104,7 +104,7 @@ def digests(parameters: Mapping[str, Tensor], *, casts: bool = False) -> Iterato
         few = len(values) < LEAST_VALUES
         if few and not (values.float() != values.to(short).float()).any():
             continue
-        for kinds in ((), (short,), (half,), (half, short)) if casts and not few else ((),):
+        for kinds in ((), (short,), (half,), (half, short), (short, half)) if casts and not few else ((),):
             digest = hashlib.blake2b(digest_size=16)
             for part in flat.split(AT_ONCE):
                 for kind in kinds:

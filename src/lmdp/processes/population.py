@@ -4,11 +4,13 @@ Guarantee. In every draw each of the N examples of all processes is included wit
 of all others, and is handled by exactly one process.
 
     whole    every process has all N examples. The uniform number of example i in draw t follows from (key, t, i), so it
-             is the same everywhere; of those drawn, in order, the first is for process 0, the next for process 1 …
+             is the same everywhere. Below q it is drawn, and how far below says for which process it is
     sharded  every process has examples of its own, and draws among them with uniform numbers of its own
 
 In the first case the union of the batches is the same for any number of processes. Which process handles an example
-follows from who else was drawn; that is no matter, because no sum depends on it (`sums.py`).
+follows from its own number alone, and not from who else was drawn: one example more moves no other one to another
+process. So the bound holds whatever differs between processes, were it the loss or the model's forward: an example
+contributes one of several bounded terms, by a coin of its own.
 
 Assumes that all have the same examples in the same order, or that no two have one in common. Both are compared by the
 content of all examples (`comparison.py`).
@@ -21,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -86,9 +87,8 @@ class Population:
 
         def of_this_process(draw: int, size: int) -> Tensor:
             numbers = uniforms(draw, size)
-            drawn = (numbers < self.rate).nonzero().squeeze(1)
-            others = torch.arange(len(drawn)) % self.group.size != self.group.rank
-            return numbers.index_fill_(0, drawn[others], 1.0)
+            process = (numbers / self.rate * self.group.size).long()  # of those drawn: 0 to size − 1, all alike
+            return numbers.masked_fill_((numbers < self.rate) & (process != self.group.rank), 1.0)
 
         return of_this_process
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import safetensors.torch
 import torch
 
 import lmdp
-from lmdp.app import cli
+from lmdp.app import cli, training
 from lmdp.app.reports import story, summary
-from lmdp.app.runs import RunFolder, foreign, privacy_of
+from lmdp.app.runs import RunFolder, foreign, leave, privacy_of
+from lmdp.lineage import earlier
 from lmdp.report import card, headline, render
 from lmdp.report.release import NOT_RECORDED, facts
 from tests.app.test_cli import SMALL, make_npz
@@ -159,3 +161,73 @@ def test_a_run_that_exploded_says_so_in_its_own_words_on_page_and_card_and_when_
     said = capsys.readouterr().out
     assert said.startswith("WARNING: the training has exploded")
     assert told in said
+
+
+def _restated(runs: Path, to: Path, change: dict[str, object]) -> RunFolder:
+    """The certified run with another statement; None takes a key out."""
+    folder = RunFolder(shutil.copytree(runs / "dpsgd", to))
+    content = json.loads((folder / "privacy.json").read_text()) | change
+    kept = {name: value for name, value in content.items() if value is not None}
+    (folder / "privacy.json").write_text(json.dumps(kept))
+    return folder
+
+
+OLD: dict[str, object] = {"sha256": None, "versions": None, "trained": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sha256": {}}, "speaks of none|names none"),
+        ({"sha256": None}, "is damaged: it names no weights, and once did"),
+        (OLD | {"steps": 1}, "speaks of 1 steps, and the header of model.safetensors of"),
+        (OLD | {"noise_multiplier": 99.0}, "and the header of model.safetensors of"),
+    ],
+)
+def test_a_statement_of_the_middle_of_a_training_is_not_that_of_its_end(
+    runs: Path, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    folder = _restated(runs, tmp_path / "run", change)
+    assert re.search(said, foreign(folder))
+    assert privacy_of(folder)["certified"] is False
+    with pytest.warns(lmdp.NotCertifiedWarning):
+        assert not lmdp.load(folder.path).statement.certified
+
+
+def test_a_statement_of_an_earlier_version_that_agrees_with_its_weights_is_read_as_it_is(
+    runs: Path, tmp_path: Path
+) -> None:
+    assert foreign(_restated(runs, tmp_path / "run", OLD)) == ""
+
+
+def test_a_training_that_is_stopped_leaves_a_statement_of_no_weights(tmp_path: Path) -> None:
+    words = [
+        "train",
+        *SMALL,
+        "--method",
+        "dpsgd",
+        "--data",
+        make_npz(tmp_path / "d.npz"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    seen = []
+
+    def looked(folder: RunFolder, *rest: object) -> None:
+        seen.append(json.loads((folder / "privacy.json").read_text())["sha256"])
+        leave(folder, *rest)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "leave", looked)
+        assert cli.main([*words, "--quiet"]) == 0
+    assert seen == [{}]
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_weights_of_another_machine_are_known_once_they_are_loaded(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: bool
+) -> None:
+    monkeypatch.setenv("LMDP_LINEAGE", str(tmp_path / "another"))
+    model = lmdp.load(runs / "dpsgd", average=average).model
+    (spent,) = earlier({name: p.detach() for name, p in model.named_parameters()})
+    assert spent.steps == json.loads((runs / "dpsgd" / "privacy.json").read_text())["steps"]

@@ -13,7 +13,7 @@ from lmdp.app.runs.canaries import Coins
 from lmdp.app.runs.card import IMAGES, NETWORK, NUMBERS, TEXTS, TOKENIZER, Card, Options, found_elsewhere
 from lmdp.app.runs.checkpoint import Checkpoint, add_spent, load_model, read_weights, save_model, spent_for
 from lmdp.app.runs.files import write, write_json
-from lmdp.app.runs.finished import SHA, digest, foreign, leave, privacy_of, statement_of, versions
+from lmdp.app.runs.finished import SHA, digest, foreign, leave, privacy_of, statement_of, unfinished, versions
 from lmdp.app.runs.folder import AVERAGE, MODEL, RunFolder
 from lmdp.app.runs.members import Changes, Members
 
@@ -44,6 +44,7 @@ __all__ = [
     "save_model",
     "spent_for",
     "statement_of",
+    "unfinished",
     "versions",
     "write",
     "write_json",

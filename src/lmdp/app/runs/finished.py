@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from lmdp.app.runs.checkpoint import packed
+from lmdp.app.runs.checkpoint import packed, spent_for
 from lmdp.app.runs.files import write, write_json
 from lmdp.app.runs.folder import AVERAGE, MODEL, RunFolder
 from lmdp.averages import WeightAverage
@@ -70,11 +70,13 @@ def digest(path: Path) -> str:
 def foreign(folder: RunFolder) -> str:
     """Why the weights in a folder are not those that its statement speaks of; "" where they are.
 
-    Of a run of an earlier version, which recorded nothing, it cannot be told: "" too.
+    A statement of the middle of a training names none yet. Of a run of an earlier version, which recorded nothing, it
+    is told by what the header of the weights says was spent for them.
     """
-    recorded = read_object(folder / STATEMENT, "a privacy statement").get(SHA)
+    content = read_object(folder / STATEMENT, "a privacy statement")
+    recorded = content.get(SHA)
     if recorded is None:
-        return ""
+        return _foreign_of_old(folder, content)
     if not isinstance(recorded, Mapping):
         return f"{STATEMENT} is damaged: {SHA} is a {type(recorded).__name__}, and must name files with their SHA-256"
     for name in (MODEL, AVERAGE):
@@ -85,6 +87,24 @@ def foreign(folder: RunFolder) -> str:
                 f"{f'speaks of {str(then)[:16]}…' if then else 'names none'}. Put back the file that belongs to it"
             )
     return ""
+
+
+def _foreign_of_old(folder: RunFolder, content: Mapping[str, Any]) -> str:
+    if {"versions", "trained"} & content.keys():
+        return f"{STATEMENT} is damaged: it names no weights, and once did. Put back the file that belongs to them"
+    spent = spent_for(folder / MODEL) if folder.finished else ()
+    told = tuple(content.get(name) for name in ("steps", "noise_multiplier", "sample_rate"))
+    if not spent or any(told == (one.steps, one.noise_multiplier, one.sample_rate) for one in spent):
+        return ""
+    return (
+        f"{STATEMENT} speaks of {told[0]} steps, and the header of {MODEL} of {spent[-1].steps}. Put back the "
+        "statement that belongs to it"
+    )
+
+
+def unfinished(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """A statement of the middle of a training, which speaks of no weights that may be given out."""
+    return {**privacy, SHA: {}}
 
 
 def privacy_of(folder: RunFolder) -> dict[str, Any]:
