@@ -59,8 +59,10 @@ def embed_data(
     average: bool = False,
 ) -> Embedded:
     """The representations that a layer of a run has of the examples of a SPEC (its own data unless given)."""
-    if out.suffix != ".npz" or out.exists():
-        raise ValueError(f"--out is {out}; it must be a new file that ends in .npz")
+    if out.suffix != ".npz":
+        raise ValueError(f"--out is {out}; it must end in .npz")
+    if out.exists():
+        raise ValueError(f"{out} exists; remove it, or name another file")
     loaded = load_run(run, average=average)
     card, config = loaded.preprocess.card, RunFolder(run).config() if RunFolder(run).has_run else None
     spec = spec or (None if config is None else config.data)
@@ -92,11 +94,12 @@ def embed_data(
     members = Members.read(RunFolder(run))
     arrays: dict[str, Any] = {
         "embeddings": rows,
-        "part": np.array(["train"] * len(source.train) + ["test"] * (len(every) - len(source.train))),
         "layer": np.array(chosen),
         "pooling": np.array(pooling),
         "run": np.array(str(Path(run).absolute())),
     }
+    if _is_own(spec, config):
+        arrays["part"] = np.array(["train"] * len(source.train) + ["test"] * (len(every) - len(source.train)))
     labelled = source.classes != UNLABELLED
     if labelled:
         arrays |= {"labels": labels.numpy(), "classes": np.array(source.classes)}
@@ -113,7 +116,12 @@ def embed_data(
 
 def _declared(spec: str, config: Any, classes: Any) -> Any:
     """The classes of the run are those of its own data; other data says itself which it has."""
-    return classes if config is not None and anchored(spec) == config.data else None
+    return classes if _is_own(spec, config) else None
+
+
+def _is_own(spec: str, config: Any) -> bool:
+    """Whether these are the data that the run was trained on."""
+    return config is not None and anchored(spec) == config.data
 
 
 def _cropped(spec: str, crop: bool) -> str:

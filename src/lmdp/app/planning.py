@@ -23,6 +23,7 @@ from lmdp.methods import METHODS
 
 PARAMETERS = 26_010
 """Of S-CNN on images of 28x28, where nobody says another number."""
+ASSUMED = " (assumed: S-CNN on 28x28 grey; say yours with --parameters)"
 SLOWEST, FASTEST, STRIDE = 0.1, 4.0, 0.6
 """Learning rates with C = 1 and without momentum, and how far noise may move the weights in a step."""
 MUCH = 2.0
@@ -182,7 +183,8 @@ def page(plan: Plan, config: Config) -> str:
     rate = suited(config, plan.examples, plan.parameters).learning_rate
     return "\n".join(
         [
-            f"epsilon {plan.epsilon:g}, delta {plan.delta:g}, {plan.examples} examples, {plan.parameters} parameters",
+            f"epsilon {plan.epsilon:g}, delta {plan.delta:g}, {plan.examples} examples, {plan.parameters} parameters"
+            f"{ASSUMED if plan.parameters == PARAMETERS else ''}",
             f"  noise multiplier   {plan.noise_multiplier:.4g} ({config.accountant})",
             f"  expected batch     {plan.batch_size} (sample rate {plan.sample_rate:.3g})",
             f"  epochs, steps      {plan.epochs:g}, {plan.steps}",

@@ -47,7 +47,9 @@ def card(story: Story) -> str:
 
 
 def exported(card: str, held: Mapping[str, str], trained: str) -> str:
-    """The card of a run, to go with weights that were made of its own: their SHA-256, and no lists of the run's files.
+    """The card of a run, to go with weights that were made of its own: their SHA-256.
+
+    The lists of the run's files stay behind, and so does the form for a decision, which was for the house.
 
     `held`: file → SHA-256. `trained`: that of the run's model.
     """
@@ -56,11 +58,11 @@ def exported(card: str, held: Mapping[str, str], trained: str) -> str:
         named.append(f"- exported from the trained model.safetensors with SHA-256: {trained}")
     begin = f"- {OF_FILE.format('model.safetensors')}: "
     lines: list[str] = []
-    listed_files = False
+    left_out = False
     for line in card.splitlines():
         if line.startswith("## "):
-            listed_files = line in (f"## What {MAY}", f"## What {MUST_NOT}")
-        if not listed_files:
+            left_out = line in (f"## What {MAY}", f"## What {MUST_NOT}", "## Decision")
+        if not left_out:
             lines += named if line.startswith(begin) else [line]
     return "\n".join(lines) + "\n"
 

@@ -71,7 +71,8 @@ MADE = {"trained": "trained on (date)", "versions": "trained by"}
 SEVERAL = (2, 5, 10)
 """How many examples of one person the promise is told for."""
 PER_PERSON = (
-    "To protect all examples of a person as one, train with --unit user:COLUMN (lmdp train) or lmdp.PerUser (Python)."
+    "To protect all examples of a person as one, train with lmdp.PerUser (Python), or, where the data are a table of "
+    "texts, with --unit user:COLUMN (lmdp train); or keep one example of each person."
 )
 
 

@@ -142,7 +142,8 @@ def test_an_export_of_the_weights_as_they_are_is_that_of_its_statement_and_lists
     assert f"- SHA-256 of model.safetensors: {sha}\n" in told
     assert "leave the house" in before
     assert "leave the house" not in told
-    assert "## Decision" in told
+    assert "## Decision" in before
+    assert "## Decision" not in told
 
 
 @pytest.mark.parametrize("name, told", [("sgd", "The model is of no use."), ("dpsgd", "says of privacy holds")])
