@@ -176,7 +176,7 @@ def test_what_cannot_be_used_is_refused(photos: Path, tmp_path: Path, capsys: py
     for words, said in [
         (["embed", str(tmp_path), "--out", out], "holds no finished run"),
         (["embed", str(photos / "run"), "--layer", "fc9", "--out", out], "['fc9'] are not layers of the model"),
-        (["embed", str(photos / "run"), "--out", "e.txt"], "a new file that ends in .npz"),
+        (["embed", str(photos / "run"), "--out", "e.txt"], "it must end in .npz"),
         (["embed", str(photos / "run"), "--data", "digits?limit=9", "--out", out], ""),
         (
             ["embed", str(photos / "run"), "--data", "digits?limit=9", "--names", "--out", f"{out}.npz"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -135,6 +136,17 @@ def test_one_example_less_moves_no_other_one_to_another_process(seed: int, one: 
         return [(mine & drawn).nonzero().squeeze(1).tolist() for mine in each]
 
     assert shares(without=True) == shares(without=False)
+
+
+@pytest.mark.parametrize("number", [0.0, 0.1 - 1e-17, math.nextafter(0.1, 0), -1.0])
+def test_whatever_is_drawn_has_a_process(number: float) -> None:
+    shares = [
+        Population(0.1, 1, Place(rank, 3)).uniforms(
+            lambda draw, size: torch.full((size,), number, dtype=torch.float64)
+        )(0, 1)
+        for rank in range(3)
+    ]
+    assert sum(int((share < 0.1).sum()) for share in shares) == int(number < 0.1)
 
 
 def test_processes_have_about_as_many_examples_each() -> None:

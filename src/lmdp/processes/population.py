@@ -87,7 +87,8 @@ class Population:
 
         def of_this_process(draw: int, size: int) -> Tensor:
             numbers = uniforms(draw, size)
-            process = (numbers / self.rate * self.group.size).long()  # of those drawn: 0 to size − 1, all alike
+            process = (numbers / self.rate * self.group.size).long()  # of those drawn: 0 to size − 1, equally often
+            process = process.clamp(0, self.group.size - 1)  # however the quotient was rounded
             return numbers.masked_fill_((numbers < self.rate) & (process != self.group.rank), 1.0)
 
         return of_this_process
