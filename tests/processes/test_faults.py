@@ -476,7 +476,7 @@ def killed(
 
 
 @pytest.mark.parametrize("at", [until_killed, until_killed_in_make_private])
-@pytest.mark.parametrize("which", [0, 2])
+@pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_when_a_process_is_killed_the_others_end_in_seconds_with_one_line(tmp_path: Path, which: int, at: Any) -> None:
     train(steps=1)
     others, seconds = killed(tmp_path, 0.1, size=3, which=which, at=at)
