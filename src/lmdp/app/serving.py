@@ -147,11 +147,12 @@ def load(path: str | Path, *, average: bool = False) -> Loaded:
     except ValueError as error:
         raise ValueError(f"{error}{found_elsewhere(folder.path)}") from error
     load_model(folder / weights, model)
-    if stranger := foreign(folder):
+    stranger = foreign(folder)
+    if stranger:
         warnings.warn(f"{folder.path}: {stranger}. Its statement is not certified", NotCertifiedWarning, stacklevel=2)
     _remember(model, spent_for(folder / weights))
     kept = card.classes, card.layers, card.by
-    return Loaded(model.eval(), statement_of(folder), Preprocess(card), *kept, folder.path, weights)
+    return Loaded(model.eval(), statement_of(folder, stranger), Preprocess(card), *kept, folder.path, weights)
 
 
 def _remember(model: nn.Module, spent: Sequence[Spending]) -> None:

@@ -109,13 +109,16 @@ def unfinished(privacy: Mapping[str, Any]) -> dict[str, Any]:
 
 def privacy_of(folder: RunFolder) -> dict[str, Any]:
     """The content of privacy.json; beside weights of which it does not speak it is not certified."""
-    content = read_object(folder / STATEMENT, "a privacy statement")
-    return {**content, **statement_of(folder).to_dict()} if foreign(folder) else dict(content)
+    content, why = read_object(folder / STATEMENT, "a privacy statement"), foreign(folder)
+    return {**content, **statement_of(folder, why).to_dict()} if why else dict(content)
 
 
-def statement_of(folder: RunFolder) -> PrivacyStatement:
-    """The statement of a run; of weights of which it does not speak it promises nothing that is certified."""
+def statement_of(folder: RunFolder, why: str | None = None) -> PrivacyStatement:
+    """The statement of a run; of weights of which it does not speak it promises nothing that is certified.
+
+    `why`: what `foreign` says, where it was asked already; it reads all weights.
+    """
     statement = PrivacyStatement.from_dict(read_object(folder / STATEMENT, "a privacy statement"))
-    if why := foreign(folder):
+    if why := foreign(folder) if why is None else why:
         return replace(statement, verdicts={**statement.verdicts, "content": Verdict(VIOLATED, why)})
     return statement
